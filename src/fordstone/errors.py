@@ -87,6 +87,10 @@ class GoneError(SourceError):
     """A partition of a source is not there any more."""
 
 
+class ReplacedError(GoneError):
+    """Something else has the name of a partition of a source, and the partition is nowhere."""
+
+
 class SinkError(FordstoneError):
     """A sink cannot be written."""
 

@@ -121,7 +121,7 @@ def test_a_file_that_was_read_and_is_not_what_it_was_stops_the_pipeline(how: str
         path.write_bytes(whole[: len(whole) // 3])
     ended = run_to_end(tmp_path, Job(options=BOUNDED))
     assert ended.code == 1
-    assert "SourceError: " in ended.errors
+    assert ("GoneError: " if how == "gone" else "ReplacedError: ") in ended.errors
     assert "part-1.jsonl" in ended.errors
     assert released(tmp_path) == before
     path.write_bytes(whole)

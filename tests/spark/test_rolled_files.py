@@ -6,77 +6,17 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
-from tests.simulation.simulator import NoDeadLetters, SimClock
-from tests.spark.micro import MicroQuery, MicroSpark
+from tests.spark.both_engines import Engine, engine_fixture
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files, rows
-from fordstone.edge.config import RunConfig
-from fordstone.edge.engine.engine import Environment
-from fordstone.edge.run import recovered_engine
-from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import ConfigError
 from fordstone.plan.plan import Plan
-from fordstone.testing.memory_disk import MemoryDisk
 
-ROUNDS = 400
-
-
-class Engine(Protocol):
-    """Runs a plan until nothing more happens; called again, goes on with what has come since."""
-
-    def run(self, plan: Plan) -> None: ...
-
-    def restart(self) -> None: ...
-
-
-class OnEdge:
-    def __init__(self, root: Path, parallelism: int) -> None:
-        del root
-        self._disk, self._clock = MemoryDisk(), SimClock()
-        self._parallelism = parallelism
-        self._engine: Any = None
-
-    def run(self, plan: Plan) -> None:
-        if self._engine is None:
-            config = RunConfig(node="n", bounded=False, parallelism=self._parallelism, interval="2ms", batch_rows=7)
-            store = CheckpointStore(self._disk, pipeline=plan.pipeline, node="n", compression="none", keep=2)
-            environment = Environment(
-                clock=self._clock, disk=self._disk, choose=lambda _: 0, dead_letters=lambda _: NoDeadLetters()
-            )
-            self._engine = recovered_engine(plan, {}, config, environment, store, None)
-        for _ in range(ROUNDS):
-            self._clock.now_us += 100
-            for steppable in self._engine.steppables():
-                steppable.step()
-
-    def restart(self) -> None:
-        """As after a crash: what was not sealed is forgotten."""
-        self._engine = None
-
-
-class OnSpark:
-    def __init__(self, root: Path, parallelism: int) -> None:
-        del parallelism
-        self._state, self._spark = root / "state", MicroSpark()
-        self._query: MicroQuery | None = None
-
-    def run(self, plan: Plan) -> None:
-        if self._query is None:
-            self._query = self._spark.start(plan, state=self._state)
-        self._query.run()
-
-    def restart(self) -> None:
-        self._query = None
-
-
-@pytest.fixture(params=["edge", "edge-3", "spark"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
-    kind, _, parallelism = request.param.partition("-")
-    return (OnEdge if kind == "edge" else OnSpark)(tmp_path, int(parallelism or 1))
+__all__ = ["engine_fixture"]
 
 
 def row(second: int) -> dict[str, Any]:

@@ -109,6 +109,13 @@ class Reader(ABC):
         removed since is an error. Reading twice from one position gives the same rows, however the reads are cut.
         """
 
+    def identity(self) -> str:
+        """Return what tells the input that was read from other input of the same name, to be kept with the position; empty: nothing.
+
+        Called at barriers after rows were read.
+        """
+        return ""
+
     @abstractmethod
     def close(self) -> None:
         """Close files and connections."""
@@ -120,6 +127,15 @@ class Source(ABC):
     @abstractmethod
     def partitions(self) -> Sequence[PartitionId]:
         """Return the present partitions in a stable order. Called at the start and then about once per second; the list may grow."""
+
+    def restore(self, cuts: Mapping[str, PartitionCut]) -> None:
+        """Take in the partitions of a checkpoint, with what `identity` gave for them. Called before `partitions` and `open`."""
+        del cuts
+
+    def identity(self, partition: PartitionId, position: Position) -> str:
+        """As `Reader.identity`, of what is before the position. Called by an engine that plans reads without a reader."""
+        del partition, position
+        return ""
 
     @abstractmethod
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:

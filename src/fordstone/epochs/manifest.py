@@ -41,6 +41,8 @@ class PartitionCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     done: bool = False
     returned: bool = False
     """It had rows again after it had been idle."""
+    identity: str = ""
+    """What tells the input before the position from other input of that name, in the source's own form; empty: nothing does."""
 
 
 class SourceCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

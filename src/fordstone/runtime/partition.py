@@ -104,6 +104,7 @@ class Partition:
     idle: bool = False
     done: bool = False
     returned: bool = False
+    identity: str = ""
     ended: bool = False
     """Read to its end in this epoch, of input that goes on: its time counts until the barrier, where it is done."""
     stashed: Chunk | None = None
@@ -111,6 +112,7 @@ class Partition:
     heard_us: int = 0
     """When rows last came, on the monotonic clock."""
     reads: int = 0
+    reads_identified: int = 0
 
     @classmethod
     def restored(cls, name: str, cut: PartitionCut, *, now_us: int) -> Partition:
@@ -124,6 +126,7 @@ class Partition:
             idle=cut.idle,
             done=cut.done,
             returned=cut.returned,
+            identity=cut.identity,
             heard_us=now_us,
         )
 
@@ -137,6 +140,7 @@ class Partition:
             idle=self.idle,
             done=self.done,
             returned=self.returned,
+            identity=self.identity,
         )
 
     def watermark_us(self, lateness_us: int) -> int:
@@ -351,6 +355,13 @@ class Share:
         for partition in self.partitions.values():
             if partition.ended:
                 partition.done, partition.ended = True, False
+
+    def identify(self) -> None:
+        """At a barrier: see what the partitions are that were read since the last one."""
+        for partition in self.partitions.values():
+            if partition.reader is not None and partition.reads != partition.reads_identified:
+                partition.identity = partition.reader.identity()
+                partition.reads_identified = partition.reads
 
     def cuts(self) -> dict[str, PartitionCut]:
         """The positions of the partitions. Callable from any thread, for a rough answer."""

@@ -1,7 +1,7 @@
 """The bytes of one input file, read at given offsets.
 
-A plain file may grow; one that shrank, vanished or was replaced cannot be read on from a position, and says so. A
-compressed file is unpacked as it is read, forwards; offsets are those of the unpacked bytes.
+A plain file may grow, and may be renamed while it is read; one that shrank or vanished cannot be read on from a position, and says so.
+A compressed file is unpacked as it is read, forwards; offsets are those of the unpacked bytes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,69 @@ import gzip
 import os
 import zlib
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, Final, Protocol, cast
 
 from fordstone.errors import GoneError, SourceError
 
+MARK_BYTES: Final = 4096
+"""Number of bytes before the offset of a mark that are hashed."""
 PACKED_SUFFIXES: Final = (".gz", ".zst")
 _SKIP_BYTES: Final = 1 << 20
 """How much is unpacked at a time on the way to a position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What tells a file from others."""
+
+    inode: int
+    offset: int
+    digest: str
+
+    @classmethod
+    def of(cls, fd: int, offset: int | None = None) -> Mark:
+        """Of an open file, by the bytes before the offset; None: before its end, for a file that never changes."""
+        looks = os.fstat(fd)
+        at = looks.st_size if offset is None else offset
+        start = max(0, at - MARK_BYTES)
+        return cls(looks.st_ino, at, blake2b(read_at(fd, start, at - start), digest_size=8).hexdigest())
+
+    @classmethod
+    def of_file(cls, path: Path, offset: int | None = None) -> Mark:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        try:
+            return cls.of(fd, offset)
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def parse(cls, text: str) -> Mark | None:
+        """Read back what `str` gives; None: there is nothing to compare with."""
+        if not text:
+            return None
+        inode, offset, digest = text.split(":")
+        return cls(int(inode), int(offset), digest)
+
+    def __str__(self) -> str:
+        return f"{self.inode}:{self.offset}:{self.digest}"
+
+    def is_on(self, fd: int) -> bool:
+        """Whether the open file has these bytes before the offset."""
+        return os.fstat(fd).st_size >= self.offset and Mark.of(fd, self.offset).digest == self.digest
+
+    def is_at(self, path: Path) -> bool:
+        """Whether there is a file with these bytes before the offset."""
+        try:
+            return path.stat().st_size >= self.offset and Mark.of_file(path, self.offset).digest == self.digest
+        except (OSError, GoneError):
+            return False
 
 
 class FileBytes(ABC):
@@ -33,6 +87,10 @@ class FileBytes(ABC):
         """How many bytes there are now, if that is known without reading them."""
 
     @abstractmethod
+    def identity(self, position: int) -> str:
+        """What tells this file from others, by the bytes before the position; empty: nothing does."""
+
+    @abstractmethod
     def check(self, position: int) -> None:
         """Raise `SourceError` if this is no longer the file that had something at `position`."""
 
@@ -41,55 +99,73 @@ class FileBytes(ABC):
         """Close the file."""
 
 
-def open_bytes(path: Path) -> FileBytes:
-    """Open a file for reading, by its name's ending."""
-    return PackedFile(path) if path.suffix in PACKED_SUFFIXES else PlainFile(path)
+def open_bytes(path: Path, tracked: Tracked | None = None) -> FileBytes:
+    """Open a file for reading, by its name's ending. `tracked`: it may be renamed while it is read."""
+    return PackedFile(path) if path.suffix in PACKED_SUFFIXES else PlainFile(path, tracked)
+
+
+class Tracked(Protocol):
+    """Finds a file again that was renamed."""
+
+    def still_there(self, fd: int, position: int) -> Path | None:
+        """Return None if what is open is the file, and remember it by its bytes before `position`; else where the file is now.
+
+        Raises `SourceError` if it is nowhere.
+        """
+        ...
 
 
 class PlainFile(FileBytes):
     """A file as it lies on the disk."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tracked: Tracked | None = None) -> None:
         self._path = path
-        try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise unreadable(path, error) from error
+        self._tracked = tracked
+        self._fd = _opened(path)
 
     def at(self, offset: int, length: int) -> bytes:
-        """Ask until the system gives nothing: it may give less than was asked for before the end."""
-        parts = []
         try:
-            while length > 0 and (part := os.pread(self._fd, length, offset)):
-                parts.append(part)
-                offset += len(part)
-                length -= len(part)
+            return read_at(self._fd, offset, length)
         except OSError as error:
             raise unreadable(self._path, error) from error
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
+    def identity(self, position: int) -> str:
+        return str(Mark.of(self._fd, position)) if position > 0 else ""
+
     def check(self, position: int) -> None:
-        """Compare what is open with what bears the name, and its size with the position."""
-        mine = os.fstat(self._fd)
-        try:
-            named = self._path.stat()
-        except OSError as error:
-            raise unreadable(self._path, error) from error
-        if mine.st_size < position or named.st_size < position:
-            raise shrank(self._path, min(mine.st_size, named.st_size), position)
-        if (mine.st_ino, mine.st_dev) != (named.st_ino, named.st_dev):
-            raise SourceError(
-                f"{self._path} was replaced by another file while it was read, at byte {position}.\n"
-                f"Files may only be appended to. Give new content a new name."
-            )
+        """See whether what is open is still the file, and change to where it is now if it is not."""
+        path = None if self._tracked is None else self._tracked.still_there(self._fd, position)
+        if path is not None:
+            fd = _opened(path)
+            os.close(self._fd)
+            self._path, self._fd = path, fd
+        if self.size() < position:
+            raise shrank(self._path, self.size(), position)
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def read_at(fd: int, offset: int, length: int) -> bytes:
+    """Ask until the system gives nothing: it may give less than was asked for before the end."""
+    parts = []
+    while length > 0 and (part := os.pread(fd, length, offset)):
+        parts.append(part)
+        offset += len(part)
+        length -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class HeldBytes(FileBytes):
@@ -103,6 +179,9 @@ class HeldBytes(FileBytes):
 
     def size(self) -> int:
         return len(self._data)
+
+    def identity(self, position: int) -> str:  # noqa: ARG002
+        return ""
 
     def check(self, position: int) -> None:
         """They cannot change."""
@@ -141,6 +220,9 @@ class PackedFile(FileBytes):
 
     def size(self) -> None:
         """Known only at the end."""
+
+    def identity(self, position: int) -> str:  # noqa: ARG002
+        return str(Mark.of_file(self._path))
 
     def check(self, position: int) -> None:
         """A compressed file is complete when it is opened; only its end can disagree."""

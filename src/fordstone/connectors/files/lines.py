@@ -95,10 +95,20 @@ class LineReader(Reader):
         self._rows_try: int | None = None
         self._first: int | None = None
         self._scanned = 0
+        self._waited = False
+        """Whether there was nothing to read the last time."""
         data.check(position)
 
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
         """Give the next rows; nothing while the last line is still being written."""
+        if self._waited:
+            self._data.check(self._position)  # what has come may be in another file of that name
+            self._waited = False
+        chunk = self._read(rows_max, until)
+        self._waited = chunk is None
+        return chunk
+
+    def _read(self, rows_max: int, until: Position | None) -> Chunk | None:
         if until is not None and self._end is not None and self._end < until:
             self._data.check(until)
             self._end = until  # it was not all there yet when it was opened
@@ -155,6 +165,9 @@ class LineReader(Reader):
             records += max(1, chunk.frame.height + len(chunk.rejected))
             look_bytes, read_rows = PLAN_BYTES_MIN, min(read_rows * 2, PLAN_ROWS_MAX)
         return place if place > begin else None
+
+    def identity(self) -> str:
+        return self._data.identity(self._position)
 
     def close(self) -> None:
         self._data.close()

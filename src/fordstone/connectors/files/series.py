@@ -38,6 +38,12 @@ def describe(series: str) -> str:
     return f"files with the same groups of {series!r} are rolled: only the newest is waited for"
 
 
+def rotated_from(name: str) -> str | None:
+    """Return `app.log` for `app.log.1`, `app.log.2.gz` and `app.log-20260101`; None for other names."""
+    found = _ROTATED.fullmatch(name)
+    return found["base"] if found is not None and found["base"] != name else None
+
+
 @lru_cache(maxsize=1 << 16)
 def _by_numbers(name: str) -> tuple[SeriesPlace, ...]:
     """The numbers at the end of the path, or at its start, are the order; other numbers are a part of the series' name."""

@@ -10,7 +10,7 @@ import msgspec
 
 from fordstone.connectors.base import ConnectorSpec, checked_spec
 from fordstone.connectors.files.bytes import PACKED_SUFFIXES
-from fordstone.connectors.files.series import AUTO, NONE
+from fordstone.connectors.files.series import AUTO, NONE, rotated_from
 from fordstone.errors import ConfigError
 
 FileFormat = Literal["jsonl", "csv", "parquet", "arrow"]
@@ -80,9 +80,12 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
 
     def format_of(self, path: Path) -> FileFormat | None:
-        """The format of one file: as given, or by its ending."""
+        """The format of one file: as given, or by its ending, or that of the file that it was rotated from."""
         plain = path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path
-        return self.format or _ENDINGS.get(plain.suffix.lower())
+        ending = plain.suffix.lower()
+        if ending not in _ENDINGS:
+            ending = Path(rotated_from(plain.name) or plain.name).suffix.lower()
+        return self.format or _ENDINGS.get(ending)
 
     def delimiter_of(self, path: Path) -> str:
         return self.delimiter or ("\t" if ".tsv" in path.suffixes else ",")

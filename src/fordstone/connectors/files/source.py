@@ -1,6 +1,6 @@
 """Files on local disks: the kind `files`, and its source.
 
-A source is a pattern; each file that matches is a partition, named by its path below the fixed part of the pattern.
+A source is a pattern; each file that matches is a partition, named by its path below the fixed part of the pattern when it was found.
 Names that begin with '.' or '_' are left out (unless the pattern says so itself): they are work in progress.
 """
 
@@ -30,8 +30,9 @@ from fordstone.connectors.base import (
     SourceOptions,
     options_of,
 )
-from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, open_bytes, shrank, unreadable
+from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, Mark, open_bytes, shrank, unreadable
 from fordstone.connectors.files.formats import CsvRows, JsonLines, LineFormat
+from fordstone.connectors.files.identity import Whereabouts
 from fordstone.connectors.files.lines import BLOCK_BYTES_MAX, LineReader
 from fordstone.connectors.files.series import describe, places
 from fordstone.connectors.files.settings import FileFormat, FileSettings
@@ -103,17 +104,18 @@ class FileSource(Source):
         self._found: Sequence[PartitionId] | None = None
         self._tables: dict[str, TableReader] = {}
         self._known_sizes: dict[str, int] | None = None
-        self._ends: dict[Path, int] = {}
+        self._where = Whereabouts(self._root)
+        self._ends: dict[str, int] = {}
         """Where bounded text files ended when they were first planned."""
-        self._unfinished: dict[Path, tuple[int, int]] = {}
+        self._unfinished: dict[str, tuple[int, int]] = {}
         """Of text files: where a line begins, and up to where it was searched for its newline in vain."""
-        self._counted: dict[Path, _Counted] = {}
+        self._counted: dict[str, _Counted] = {}
 
     def partitions(self) -> Sequence[PartitionId]:
         """The files there are, by name. Bounded input is what was there at the first call."""
         if self._found is not None:
             return self._found
-        found = [PartitionId(name) for name in sorted(self._matching())]
+        found = self._where.assign(sorted(self._matching()))
         if not self._options.bounded:
             return found
         if not found:
@@ -125,21 +127,31 @@ class FileSource(Source):
         return found
 
     def path_of(self, partition: PartitionId) -> Path:
-        return self._root / partition
+        """Where the file of a partition is now."""
+        return self._where.path(partition)
+
+    def restore(self, cuts: Mapping[str, PartitionCut]) -> None:
+        self._where.restore(cuts)
+
+    def identity(self, partition: PartitionId, position: Position) -> str:
+        path = self.path_of(partition)
+        grows = self._format_of(path) not in {"parquet", "arrow"} and path.suffix not in PACKED_SUFFIXES
+        return str(Mark.of_file(path, position if grows else None)) if position > 0 else ""
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         """Open one file. Positions are bytes of text files, rows of others."""
-        path = self._root / partition
+        path = self.path_of(partition)
         file_format = self._format_of(path)
         if file_format in {"parquet", "arrow"}:
             reader = self._table(path, file_format, position, with_positions=with_positions)
             self._tables[partition] = reader
             return reader
-        return self._line_reader(open_bytes(path), path, file_format, position, with_positions=with_positions)
+        tracked = self._where.tracked(partition)
+        return self._line_reader(open_bytes(path, tracked), path, file_format, position, with_positions=with_positions)
 
     def plan_read(self, partition: PartitionId, position: Position, rows_max: int) -> ReadPlan:
         """Plan from a file's number of rows, or by its newlines. An unchanged file costs one `stat`; compressed files are read."""
-        path = self._root / partition
+        path = self.path_of(partition)
         file_format = self._format_of(path)
         if path.suffix in PACKED_SUFFIXES:
             return super().plan_read(partition, position, rows_max)
@@ -148,32 +160,44 @@ class FileSource(Source):
         except OSError as error:
             raise unreadable(path, error) from error
         if file_format in {"parquet", "arrow"}:
-            return self._plan_table(path, file_format, looks, position, max(1, rows_max))
-        return self._plan_lines(path, file_format, looks.st_size, position, max(1, rows_max))
+            return self._plan_table(partition, path, file_format, looks, position, max(1, rows_max))
+        return self._plan_lines(partition, path, file_format, looks.st_size, position, max(1, rows_max))
 
     def _plan_table(
-        self, path: Path, file_format: FileFormat, looks: os.stat_result, position: Position, rows_max: int
+        self,
+        partition: PartitionId,
+        path: Path,
+        file_format: FileFormat,
+        looks: os.stat_result,
+        position: Position,
+        rows_max: int,
     ) -> ReadPlan:
-        found = self._counted.get(path)
+        found = self._counted.get(partition)
         if found is None or found.looks != (looks.st_size, looks.st_mtime_ns) or position > found.rows:
             with closing(self._table(path, file_format, position, with_positions=False)) as reader:
                 rows = reader.count()
             if rows is None:
                 return ReadPlan(position=position)
-            found = self._counted[path] = _Counted(looks=(looks.st_size, looks.st_mtime_ns), rows=rows)
+            found = self._counted[partition] = _Counted(looks=(looks.st_size, looks.st_mtime_ns), rows=rows)
         stop = max(position, min(found.rows, position + rows_max))
         return ReadPlan(position=Position(stop), ended=stop >= found.rows)
 
     def _plan_lines(
-        self, path: Path, file_format: FileFormat, size: int, position: Position, rows_max: int
+        self,
+        partition: PartitionId,
+        path: Path,
+        file_format: FileFormat,
+        size: int,
+        position: Position,
+        rows_max: int,
     ) -> ReadPlan:
         """A planned position is one that a reader passes that reads straight through, whatever is appended later."""
-        end = self._ends.setdefault(path, size) if self._options.bounded else size
+        end = self._ends.setdefault(partition, size) if self._options.bounded else size
         if size < max(position, end):
             raise shrank(path, size, max(position, end))
         if position >= end:
             return ReadPlan(position=position, ended=self._options.bounded)
-        begin, searched = self._unfinished.get(path, (-1, 0))
+        begin, searched = self._unfinished.get(partition, (-1, 0))
         with closing(open_bytes(path)) as data:
             if (
                 begin == position
@@ -185,17 +209,17 @@ class FileSource(Source):
                 reader = self._line_reader(data, path, file_format, position, with_positions=False)
                 found = reader.plan(rows_max, end)
         if found is None:
-            self._unfinished[path] = (position, end)
+            self._unfinished[partition] = (position, end)
             return ReadPlan(position=position)
-        self._unfinished.pop(path, None)
+        self._unfinished.pop(partition, None)
         return ReadPlan(position=Position(found), ended=self._options.bounded and found >= end)
 
     def series(self, partition: PartitionId) -> Sequence[SeriesPlace]:
-        return places(partition, self._settings.series)
+        return places(self._where.name(partition), self._settings.series)
 
     def plan_rest(self, partition: PartitionId, position: Position) -> Position | None:
         """A last line without a newline, of a text file that has not been written to for a while."""
-        path = self._root / partition
+        path = self.path_of(partition)
         if path.suffix in PACKED_SUFFIXES or self._format_of(path) in {"parquet", "arrow"}:
             return position
         try:
@@ -220,13 +244,13 @@ class FileSource(Source):
     def _read_of(self, name: str, size: int, cut: PartitionCut) -> float:
         if cut.done:
             return size
-        counted = self._counted.get(self._root / name) or self._tables.get(name)
+        counted = self._counted.get(name) or self._tables.get(name)
         rows = None if counted is None else counted.rows
         return min(cut.position, size) if rows is None else size * min(cut.position / max(rows, 1), 1.0)
 
     def _sizes(self) -> dict[str, int]:
         if self._known_sizes is None or not self._options.bounded:
-            paths = {name: self._root / name for name in self.partitions()}
+            paths = {name: self._root / self._where.name(name) for name in self.partitions()}
             self._known_sizes = {name: path.stat().st_size for name, path in paths.items() if path.exists()}
         return self._known_sizes
 

@@ -14,7 +14,7 @@ from typing import Final
 import polars as pl
 
 from fordstone.connectors.base import Chunk, Reader, Rejected
-from fordstone.connectors.files.bytes import unreadable
+from fordstone.connectors.files.bytes import Mark, unreadable
 from fordstone.errors import SourceError
 from fordstone.lang.schema import DataType, Schema
 from fordstone.plan.ids import Position
@@ -80,6 +80,9 @@ class TableReader(Reader):
             rejected=() if bad is None else self._rejections(frame, bad, start),
             ended=stop >= self._rows,
         )
+
+    def identity(self) -> str:
+        return str(Mark.of_file(self._path)) if self._position > 0 else ""
 
     def count(self) -> int | None:
         """How many rows the file has, without reading any; None while it has no footer yet."""

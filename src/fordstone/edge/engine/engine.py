@@ -254,6 +254,8 @@ class Engine:
             name: assigned_partitions(job, manifest, self._load_steps, name, reserved=self._reservations)
             for name in self.sources
         }
+        for name, source in self.sources.items():
+            source.restore({partition: cut for share in known[name] for partition, cut in share.items()})
         there = {name: source.partitions() for name, source in self.sources.items()}
         joining = {
             name: assign_new(

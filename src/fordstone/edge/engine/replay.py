@@ -51,6 +51,7 @@ def replay(job: Job, resumption: Resumption) -> Resumption:
         return resumption
     driver = Replay(job, resumption.manifest)
     manifest = resumption.manifest
+    driver.restore(resumption.replay[-1])
     try:
         for cut in resumption.replay:
             manifest = driver.advance(cut, resumption.sealed[cut.epoch])
@@ -73,6 +74,12 @@ class Replay:
         self._known: dict[str, set[str]] = {}
         self._acknowledged: dict[TaskId, TaskSnapshot] = {}
         self._load(manifest)
+
+    def restore(self, cut: Cut) -> None:
+        """Give the sources the newest cut there is: partitions that join in a replayed epoch are in it."""
+        for name, source in self._sources.items():
+            if name in cut.sources:
+                source.restore(cut.sources[name].partitions)
 
     def advance(self, cut: Cut, sealed: SealedRows) -> Manifest:
         """Compute the epoch that ends with this cut, compare it with what was sealed, and commit it in its old place.
@@ -131,6 +138,8 @@ class Replay:
         job, manifest = self._job, without_end(manifest, self._job.plan)
         load_steps = job.load_steps(manifest)
         partitions = {name: assigned_partitions(job, manifest, load_steps, name) for name in self._sources}
+        for name, shares in partitions.items():
+            self._sources[name].restore({one: cut for share in shares for one, cut in share.items()})
         parts = Parts(
             job=job,
             manifest=manifest,
@@ -331,6 +340,7 @@ class ReplaySourceTask(ReadingTask):
                 )
             partition.idle, partition.done, partition.returned = cut.idle, cut.done, cut.returned
             partition.floor_us, partition.limit_us = cut.floor_us, cut.limit_us
+            partition.identity = cut.identity or partition.identity
 
 
 def nondeterministic_sinks(plan: p.Plan, types: Mapping[p.Input, StreamType]) -> frozenset[str]:

@@ -378,6 +378,7 @@ class SourceTask(ReadingTask):
         self._share.close_gone(order.gone)
         self._look_at_idle()
         continued = self._look_at_continued(order.next_us)
+        self._share.identify()
         self._share.close_ended()
         self._share.change_idleness(
             self._step.idle_after_us,

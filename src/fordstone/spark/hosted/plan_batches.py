@@ -49,6 +49,8 @@ class PartitionRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     limit_us: int = TIME_MAX_US
     ended: bool = False
     """Nothing will ever follow `until`: the end of bounded input, or of a file that never grows."""
+    identity: str = ""
+    """What tells the input before `until` from other input of the same name (`Source.identity`)."""
 
 
 class SourceClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -210,6 +212,7 @@ def cut_after(before: Cut | None, work: Work, facts: Sequence[PartitionFact], la
             floor_us=read.floor_us,
             done=read.ended,
             returned=known_cut.returned,
+            identity=read.identity,
         )
         sources[read.source][read.partition] = cut
         if waits_for(read, bounded=work.bounded):
@@ -269,11 +272,13 @@ class Planner:
         self._found: dict[str, tuple[PartitionId, ...]] = {}
         self._target: dict[tuple[str, str], int] | None = None
 
-    def stop_at_what_is_there(self) -> None:
-        """Plan no further than what can be read at this moment."""
+    def stop_at_what_is_there(self, before: Cut | None = None) -> None:
+        """Plan no further than what can be read at this moment, after the cut `before`."""
         self._target = {}
         for step in self._steps:
             source = self._sources[step.name]
+            if before is not None and step.name in before.sources:
+                source.restore(before.sources[step.name].partitions)
             for partition in source.partitions():
                 planned = source.plan_read(partition, Position(0), ALL_ROWS)
                 self._target[step.name, partition] = int(planned.position)
@@ -299,6 +304,7 @@ class Planner:
         for step in self._steps:
             cut = before.sources.get(step.name) if before is not None else None
             known = cut if cut is not None else SourceCut(partitions={})
+            self._sources[step.name].restore(known.partitions)
             there = self._partitions(step)
             if step.declares_time:
                 # A source that was acknowledged all rows of a partition need not list it any more. It may come back.
@@ -479,6 +485,7 @@ class Planner:
                     floor_us=cut.floor_us,
                     limit_us=most_us,
                     ended=planned.ended,
+                    identity=self._sources[step.name].identity(PartitionId(name), planned.position),
                 )
             )
         return reads

@@ -129,6 +129,7 @@ class Feed:
         letters = DeadLetters(step, _DeadEnd(self._packer, self._stages.sinks.index(DEAD_LETTERS + step.name)))
         intake = Intake(step, self._chain(step.name), letters)
         source = opened(step, bounded=self._setting.bounded)
+        source.restore({read.partition: PartitionCut(position=read.until, identity=read.identity)})
         reader = source.open(PartitionId(read.partition), Position(read.position), with_positions=with_ids)
         try:
             while partition.position < read.until:
@@ -204,7 +205,9 @@ class PipelineReader:
 
     def stop_at_what_is_there(self) -> None:
         if not self._setting.bounded:
-            self._planned().stop_at_what_is_there()
+            epochs = self._files.cut_epochs()
+            before = self._files.cut(epochs[-1]) if epochs else None if self._seed is None else self._seed.cut
+            self._planned().stop_at_what_is_there(before)
 
     def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
         """The work of the next batch; `start` itself: nothing to do."""

@@ -1,0 +1,219 @@
+"""Which file is which partition, although files are renamed, replaced and truncated by log rotation.
+
+A partition is the file that its rows came from. Its name is the path under which the file was first found. With the position, a cut
+holds a mark of the file: its inode, and a hash of the last bytes before some offset. A file with another mark under a known name is
+another partition, `<name>~2`; the old one goes on under the path where a file with its mark is found.
+
+Nothing is assumed of a file of which nothing has been read: it is what has its name. Inodes only say where to look first: a copy
+has another one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from fordstone.connectors.files.bytes import MARK_BYTES, Mark, shrank, unreadable
+from fordstone.connectors.files.series import rotated_from
+from fordstone.epochs.manifest import PartitionCut
+from fordstone.errors import GoneError, ReplacedError
+from fordstone.plan.ids import PartitionId
+
+_NUMBERED: Final = re.compile(r"(?P<name>.+)~\d+")
+
+
+class Whereabouts:
+    """Where the file of each partition is. Used by all threads that read a source."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._lock = threading.RLock()
+        self._names: dict[str, str] = {}
+        """Of known partitions: the path below the root."""
+        self._marks: dict[str, Mark] = {}
+        self._compared: dict[str, tuple[Mark, int, int]] = {}
+        """Marks that were found in the files under the partitions' paths, and the size and time of the files then."""
+        self._listed: Sequence[str] = ()
+        self._finished: set[str] = set()
+        """Partitions that had been read to their end: nothing is missed if their files are gone."""
+        self._lost: set[str] = set()
+        """Partitions whose files were found nowhere: they are not searched for again."""
+
+    def restore(self, cuts: Mapping[str, PartitionCut]) -> None:
+        """Take in what cuts say of partitions. A mark that is further on replaces an older one."""
+        with self._lock:
+            for name, cut in cuts.items():
+                self._names.setdefault(name, self._named(name))
+                if cut.idle or cut.done:
+                    self._finished.add(name)
+                mark = Mark.parse(cut.identity)
+                if mark is not None and mark.offset >= (known.offset if (known := self._marks.get(name)) else 0):
+                    self._marks[name] = mark
+
+    def note(self, partition: PartitionId, mark: Mark, looks: os.stat_result) -> None:
+        """Take in the mark of a file that is open as this partition, and looks like this."""
+        with self._lock:
+            self._names.setdefault(partition, self._named(partition))
+            self._marks[partition] = mark
+            self._compared[partition] = (mark, looks.st_size, looks.st_mtime_ns)
+
+    def tracked(self, partition: PartitionId) -> TrackedFile:
+        return TrackedFile(self, partition)
+
+    def mark(self, partition: PartitionId) -> Mark | None:
+        return self._marks.get(partition)
+
+    def name(self, partition: PartitionId) -> str:
+        """The path of a partition below the root, where it was last found."""
+        return self._names.get(partition) or self._named(partition)
+
+    def path(self, partition: PartitionId) -> Path:
+        """Find the file of a partition. `ReplacedError` if another file has its name, `GoneError` if none has."""
+        with self._lock:
+            here, mark = self.root / self.name(partition), self._marks.get(partition)
+            if mark is None:
+                return here
+            try:
+                looks: os.stat_result | None = here.stat()
+            except OSError:
+                looks = None
+            if looks is not None and looks.st_ino == mark.inode and looks.st_size >= mark.offset:
+                compared = (mark, looks.st_size, looks.st_mtime_ns)
+                if self._compared.get(partition) == compared or mark.is_at(here):
+                    self._compared[partition] = compared
+                    return here
+            for path in self._candidates(here, partition, mark):
+                if mark.is_at(path):
+                    self._names[partition] = str(path.relative_to(self.root))
+                    # The inode may be another one from now on.
+                    found = path.stat()
+                    self.note(partition, Mark(found.st_ino, mark.offset, mark.digest), found)
+                    return path
+        if looks is None:
+            raise unreadable(here, FileNotFoundError())
+        raise _replaced(here, looks, mark)
+
+    def assign(self, names: Sequence[str]) -> list[PartitionId]:
+        """Return the partitions whose files there are: those that are known, wherever they are now, and new ones for other files."""
+        with self._lock:
+            self._listed, listed = names, set(names)
+            owners: dict[str, str] = {}
+            missed = []  # opening them is the error
+            for partition in sorted(self._names.keys() - self._lost, key=lambda one: one not in self._marks):
+                try:
+                    path = str(self.path(PartitionId(partition)).relative_to(self.root))
+                except GoneError as error:
+                    if isinstance(error, ReplacedError) and partition not in self._finished:
+                        missed.append(partition)
+                    else:
+                        self._lost.add(partition)
+                    continue
+                if partition in self._marks or path in listed:
+                    owners.setdefault(path, partition)
+            for name in names:
+                if name not in owners and not self._is_being_copied(name, owners):
+                    owners[name] = self._new_id(name)
+                    self._names[owners[name]] = name
+            return [PartitionId(name) for name in (*(owner for _, owner in sorted(owners.items())), *sorted(missed))]
+
+    def _is_being_copied(self, name: str, owners: Mapping[str, str]) -> bool:
+        """Whether a rotated file begins as the one that it is rotated from: that one will be truncated when the copy is whole."""
+        base = rotated_from(name)
+        if base is None or base not in owners:
+            return False
+        try:
+            with (self.root / name).open("rb") as copy, (self.root / base).open("rb") as origin:
+                head = copy.read(MARK_BYTES)
+                return head == origin.read(len(head))
+        except OSError:
+            return False
+
+    def _named(self, partition: str) -> str:
+        """The path that a partition had when it was found."""
+        numbered = _NUMBERED.fullmatch(partition)
+        return partition if numbered is None or (self.root / partition).exists() else numbered["name"]
+
+    def _new_id(self, name: str) -> str:
+        number, found = 2, name
+        while found in self._names:
+            number, found = number + 1, f"{name}~{number}"
+        return found
+
+    def _candidates(self, here: Path, partition: str, mark: Mark) -> Iterator[Path]:
+        """Where the file of a partition may be: by its inode, then under its old name, then as a copy."""
+        paths = list(_unique([*_files_in(here.parent), *(self.root / name for name in self._listed)]))
+        inodes = {path: _inode(path) for path in paths}
+        yield from (path for path in paths if inodes[path] == mark.inode)
+        yield here
+        others = {other.inode for name, other in self._marks.items() if name != partition}
+        yield from (path for path in paths if path != here and inodes[path] not in {mark.inode, *others})
+
+
+class TrackedFile:
+    """The open file of one partition, which may be renamed, replaced or truncated. Used by one thread."""
+
+    def __init__(self, where: Whereabouts, partition: PartitionId) -> None:
+        self._where = where
+        self._partition = partition
+        self._looked: tuple[int, ...] = ()
+        """The position, and what the file looked like when it was last compared."""
+
+    def still_there(self, fd: int, position: int) -> Path | None:
+        """As `bytes.Tracked` says. An unchanged file costs two `stat`."""
+        mine, mark = os.fstat(fd), self._where.mark(self._partition)
+        here = self._where.root / self._where.name(self._partition)
+        try:
+            named = here.stat()
+        except OSError:
+            named = None
+        looks = (position, mine.st_ino, mine.st_size, mine.st_mtime_ns)
+        same = named is not None and (named.st_ino, named.st_dev) == (mine.st_ino, mine.st_dev)
+        if same and looks == self._looked:
+            return None
+        if same and mine.st_size >= position and (mark is None or mark.is_on(fd)):
+            self._looked = looks
+            if position > 0:
+                self._where.note(self._partition, Mark.of(fd, position), mine)
+            return None
+        if mark is None and position > 0 and mine.st_size >= position:
+            self._where.note(self._partition, Mark.of(fd, position), mine)
+        elif mark is None and (named is None or same):
+            return None  # nothing was read of it yet
+        return self._where.path(self._partition)
+
+
+def _unique(paths: Iterable[Path]) -> Iterable[Path]:
+    return dict.fromkeys(paths)
+
+
+def _files_in(directory: Path) -> list[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(directory / entry.name for entry in entries if entry.is_file())
+    except OSError:
+        return []
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
+
+
+def _replaced(here: Path, looks: os.stat_result, mark: Mark) -> ReplacedError:
+    if looks.st_ino == mark.inode and looks.st_size < mark.offset:
+        text = str(shrank(here, looks.st_size, mark.offset)).partition("\n")[0]
+    else:
+        text = (
+            f"{here} is another file than the one that was read up to byte {mark.offset}: its bytes before that are others "
+            f"(inode {looks.st_ino} with {looks.st_size} bytes now, inode {mark.inode} then)."
+        )
+    return ReplacedError(
+        f"{text}\nThe old content was looked for in {here.parent}, under other names too, and is not there: its rest cannot be read. "
+        "Bring it back under any name in that directory, or start with an empty state directory."
+    )
