@@ -88,12 +88,16 @@ class RecordFunction(UserFunction):
         shown = frame.drop(ROW_WATERMARK, strict=False)
         plain = shown.drop(ROW_ID, strict=False)
         for place, row in enumerate(plain.iter_rows(named=True)):
+            error: Exception | None = None
             try:
                 made = self._made(row)
-            except Exception as error:  # noqa: BLE001 - of the user's function, which may have changed the row
-                if self._sets_aside:
-                    failed.append(Failed(record=shown.row(place, named=True), error=error))
-                    continue
+            except Exception as raised:  # noqa: BLE001 - of the user's function, which may have changed the row
+                error = raised
+            if error is not None and self._sets_aside:
+                failed.append(Failed(record=shown.row(place, named=True), error=error))
+                continue
+            if error is not None:
+                # Outside of the handler, so that the second error is not shown as raised while the first was handled.
                 made = self._again(shown.row(place, named=True), error, plain.row(place, named=True))
             records += made
             places += [place] * len(made)
