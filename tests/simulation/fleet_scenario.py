@@ -137,7 +137,9 @@ def passes(row: Row) -> bool:
 def build_plan(scenario: FleetScenario, source: MemorySource, sinks: Mapping[str, MemorySink]) -> Plan:
     """The pipeline, whole: both halves are cut out of it."""
     pipeline = Pipeline(PIPELINE, mode=scenario.mode)
-    rows = timed_source(pipeline, SOURCE, source, {"lateness": f"{LATENESS_S}s"}, assigned=scenario.seed % 3 == 1)
+    rows = timed_source(
+        pipeline, SOURCE, memory(source), {"lateness": f"{LATENESS_S}s"}, assigned=scenario.seed % 3 == 1
+    )
     stream = rows.filter("id % 7 <> 3")
     if scenario.controls:
         table = pipeline.control(CONTROL, schema={"k": "bigint", "bound": "bigint"}, key="k")

@@ -18,7 +18,7 @@ from tests.simulation.tails import TAIL_SINKS, Tail
 from fordstone.api.pipeline import Pipeline
 from fordstone.api.stream import Stream, tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.plan.plan import Guarantee, Mode, Plan
+from fordstone.plan.plan import ConnectorSpec, Guarantee, Mode, Plan
 
 Shape = Literal["chain", "diamond", "loop", "union"]
 SHAPES: Final[tuple[Shape, ...]] = ("chain", "diamond", "loop", "union")
@@ -113,6 +113,11 @@ class Scenario:
             tail=draw_tail(rng, drawn_mode) if drawn_shape != "loop" else None,
         )
 
+    @property
+    def assigns(self) -> bool:
+        """Whether steps after the sources assign event time."""
+        return self.seed % 3 == 1
+
     def title(self) -> str:
         """How a failure names it."""
         return f"seed {self.seed} ({self.shape}, {self.guarantee}, {self.mode}, {self.tail or 'no tail'})"
@@ -163,7 +168,7 @@ def build(scenario: Scenario) -> World:
         "idle_after": f"{IDLE_US}us" if scenario.live else None,
     }
     streams = [
-        timed_source(pipeline, f"source{number}", rows, timing, assigned=scenario.seed % 3 == 1)
+        timed_source(pipeline, f"source{number}", memory(rows), timing, assigned=scenario.assigns)
         for number, rows in enumerate(sources)
     ]
     stream = _shaped(scenario.shape, streams)
@@ -191,12 +196,12 @@ def build(scenario: Scenario) -> World:
 
 
 def timed_source(
-    pipeline: Pipeline, name: str, rows: MemorySource, timing: dict[str, Any], *, assigned: bool
+    pipeline: Pipeline, name: str, connector: ConnectorSpec, timing: dict[str, Any], *, assigned: bool
 ) -> Stream:
     """A source with event time. `assigned`: it has none of its own, and a step after it assigns the same times."""
     if not assigned:
-        return pipeline.source(name, memory(rows), schema=SCHEMA, time="ts", **timing)
-    stream = pipeline.source(name, memory(rows), schema=SCHEMA)
+        return pipeline.source(name, connector, schema=SCHEMA, time="ts", **timing)
+    stream = pipeline.source(name, connector, schema=SCHEMA)
     moved = stream.filter("id >= 0", name=f"{name}_all").with_columns("unix_micros(ts) AS us", name=f"{name}_us")
     return moved.with_time("timestamp_micros(us) AS ts", **timing, name=f"{name}_time").select(
         *SCHEMA, name=f"{name}_rows"

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from tests.simulation.rows import LATENESS_S, SCHEMA, second_of
-from tests.simulation.scenario import WINDOW_S, Scenario, Shape, _shaped, expect
+from tests.simulation.scenario import WINDOW_S, Scenario, Shape, _shaped, expect, timed_source
 from tests.spark.micro import MicroSpark
 from tests.spark.small_batches import run_with_deaths
 
@@ -30,11 +30,8 @@ def hosted(scenario: Scenario, root: Path) -> dict[str, MemorySink]:
             records = [(row.id, row.k, row.record()[2].isoformat(), row.n) for row in rows]
             lines = [json.dumps(dict(zip(SCHEMA, record, strict=True))) + "\n" for record in records]
             (directory / f"{index}.jsonl").write_text("".join(lines))
-        streams.append(
-            pipeline.source(
-                f"source{number}", files(str(directory / "*")), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s"
-            )
-        )
+        connector, timing = files(str(directory / "*")), {"lateness": f"{LATENESS_S}s"}
+        streams.append(timed_source(pipeline, f"source{number}", connector, timing, assigned=scenario.assigns))
     stream = _shaped(scenario.shape, streams)
     stream.sink("rows", memory(sinks["rows"]))
     stream.group_by("k").agg(n="count(*)", top="max(id)").sink("running", memory(sinks["running"]))
