@@ -63,6 +63,10 @@ class DamagedError(CheckpointError):
     """A stored file is missing, short, or does not have the bytes that its digest promises."""
 
 
+class EndedError(CheckpointError):
+    """The run has ended, with all its windows closed, and cannot take more input in."""
+
+
 class PlanMismatchError(CheckpointError):
     """The checkpoint belongs to a pipeline with other stateful steps."""
 

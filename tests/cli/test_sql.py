@@ -129,6 +129,12 @@ def test_nothing_is_left_behind_unless_asked_for(invoke: Invoke, place: Path, mo
     assert (place / "kept" / "sql").is_dir()
     again = invoke("sql", WINDOWED, "-s", SOURCE, "--state", "kept")
     assert "had ended already" in again.stderr
+    file = next((place / "in").iterdir())
+    (file.parent / f"more-{file.name}").write_bytes(file.read_bytes())
+    more = invoke("sql", WINDOWED, "-s", SOURCE, "--state", "kept")
+    assert (more.exit_code, "there is new input since. Use another --state, or none." in more.stderr) == (1, True), (
+        more.stderr
+    )
 
 
 # What is found in the files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -193,6 +194,26 @@ def test_two_processes_do_not_run_one_query(tmp_path: Path) -> None:
     with pytest.raises(StoreLockedError):
         run_plan(plan(tmp_path), {}, config, spark=MicroSpark())  # type: ignore[arg-type]  # it does not come to that
     held.close()
+
+
+def test_fresh_sets_the_checkpoint_and_the_outputs_aside_before_the_query_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(tmp_path / "in/a.jsonl", range(3))
+    spark, state = MicroSpark(), tmp_path / "state"
+    spark.run_batch(plan(tmp_path), state=state)
+    add(tmp_path / "in/b.jsonl", range(3, 6))
+
+    def once(*_: Any) -> Any:
+        spark.run_batch(plan(tmp_path), state=state)
+
+    monkeypatch.setattr(sys.modules["fordstone.spark.run"], "_run_once", once)
+    run_plan(plan(tmp_path), {}, SparkConfig(state=state, bounded=True, fresh=True), spark=spark)  # type: ignore[arg-type]
+    assert out(tmp_path) == [0, 1, 2, 3, 4, 5]
+    assert out(tmp_path, "out.old-1") == [0, 1, 2], "nothing was deleted"
+    assert (state / "p" / "_spark.old-1" / "fordstone").is_dir()
+    with pytest.raises(ConfigError, match="the state is at s3://bucket/state/p/_spark, which cannot be renamed"):
+        run_plan(plan(tmp_path), {}, SparkConfig(state="s3://bucket/state", fresh=True), spark=spark)  # type: ignore[arg-type]
 
 
 def test_at_most_once_is_refused(tmp_path: Path) -> None:

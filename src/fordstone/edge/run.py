@@ -27,7 +27,7 @@ from fordstone.edge.link.control import control_fetching
 from fordstone.edge.link.links import Links
 from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.store import CheckpointStore
-from fordstone.errors import CheckpointError, DamagedError, FordstoneError, SinkError, TaskError
+from fordstone.errors import DamagedError, EndedError, FordstoneError, SinkError, TaskError
 from fordstone.operators.base import IN_STEP, Functions
 from fordstone.plan import plan as p
 from fordstone.protocol.progress import Progress, Report
@@ -248,10 +248,10 @@ def _run_engine(
         return Report(pipeline=plan.pipeline, outcome=outcome, progress=progress(), resumed_from=resumed_from)
 
     if engine.time_has_ended and not config.bounded:
-        raise CheckpointError(
+        raise EndedError(
             f"pipeline {plan.pipeline} has ended: with epoch {engine.writer.epoch} its bounded input was read to the end and all its "
-            "windows were closed, so every further row would be late. Add --fresh to start over with all input: it sets aside the state "
-            "and the outputs."
+            "windows were closed, so every further row would be late. Add --fresh (in Python: fresh=True) to start over with all input: it "
+            "sets aside the state and the outputs."
         )
     steppables = [*engine.steppables(), *links.begin(engine.writer)]
     if engine.time_has_ended:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from fordstone.connectors.base import ALL_ROWS, ReadPlan, Source
 from fordstone.connectors.registry import why_never_all_there
 from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
-from fordstone.errors import CheckpointError, ConfigError
+from fordstone.errors import ConfigError, EndedError
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
 
@@ -44,9 +44,10 @@ def check_nothing_new(pipeline: str, cut: Cut, sources: Mapping[str, Source]) ->
         for partition in source.partitions():
             position = known[partition].position if partition in known else 0
             if source.plan_read(partition, Position(position), 1).position > position:
-                raise CheckpointError(
+                raise EndedError(
                     f"pipeline {pipeline} has ended: with epoch {cut.epoch} its bounded input was read to the end. Source {name} has new "
                     f"input since, in {partition}, and a run that has ended cannot take it in.\n"
                     "To start over with all input, add --fresh: it sets aside the state and the outputs. To read only what is new with "
-                    "every run, use --available-now instead of --bounded; the first time with --fresh."
+                    "every run, use --available-now instead of --bounded; the first time with --fresh. (In Python: fresh=True, "
+                    "available_now=True.)"
                 )

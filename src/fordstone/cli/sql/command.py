@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fordstone.cli import format as fmt
-from fordstone.cli.errors import UsageError, wrong_usage
+from fordstone.cli.errors import UsageError, UserError, wrong_usage
 from fordstone.cli.loading import limit_polars
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.options import HelpCommand, engine_option, verbose_option
 from fordstone.cli.run import STARTING_SPARK
-from fordstone.errors import FordstoneError
+from fordstone.errors import EndedError, FordstoneError
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
@@ -142,8 +142,13 @@ def _answer(pipeline: Pipeline, output: Output, options: dict[str, Any]) -> None
     temporary = tempfile.TemporaryDirectory(prefix="fordstone-sql-", ignore_cleanup_errors=True)
     with temporary as folder:
         state = options["state"] or folder
-        with output:
-            report = _run(pipeline, output, state, options)
+        try:
+            with output:
+                report = _run(pipeline, output, state, options)
+        except EndedError as error:
+            raise UserError(
+                f"this query had ended with --state {state}, and there is new input since. Use another --state, or none."
+            ) from error
         output.finish()
         notices = _notices(pipeline, report, state, options)
     if not options["quiet"] and not options["as_json"]:
