@@ -22,6 +22,7 @@ FORDSTONE = Path(sys.executable).with_name("fordstone")
 PIPELINE = Path(__file__).with_name("demo_pipeline.py")
 STOP_SECONDS_MAX = 300.0
 LOG_LINES_SHOWN = 12
+PROGRESS = '{"event":"progress"'
 
 
 class DemoError(Exception):
@@ -91,7 +92,8 @@ class Command:
             self._process.wait()
 
     def _tail(self) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join([line for line in lines if not line.startswith(PROGRESS)][-LOG_LINES_SHOWN:])
 
 
 @dataclass(kw_only=True)
