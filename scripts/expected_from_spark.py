@@ -1,12 +1,14 @@
 """Let Spark work out what every supported expression gives, and keep it for the tests.
 
-    python scripts/expected_from_spark.py tests/lang/expected_spark.json
+    python scripts/expected_from_spark.py tests/lang/expected_spark.json [GROUP ...]
+
+With names of groups only those are computed, and the others stay as they are in the file.
 
 Needs `fordstone[spark]` and Java. Runs with ANSI mode off, in UTC. Each group of cases is a table of rows and a list of
 expressions; each expression is evaluated as it is written and again in our canonical spelling, which must agree.
 
 Values are encoded by their type: floats as `float.hex()` (or NaN, Infinity, -Infinity), decimals as text, timestamps as
-microseconds and dates as days since 1970, binary as hex.
+microseconds and dates as days since 1970, binary as hex. Maps and structs are objects; the keys of maps are text.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import math
 import sys
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from expression_cases import GROUPS, Group
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -29,10 +32,18 @@ BATCH = 60
 
 
 def encode(value: object, kind: str) -> object:
+    return _encoded(value, DataType.parse(kind))
+
+
+def _encoded(value: Any, kind: DataType) -> object:
     if value is None:
         return None
-    if kind.startswith("array<"):
-        return [encode(item, kind[6:-1]) for item in value]  # type: ignore[attr-defined]
+    if kind.element is not None:
+        return [_encoded(item, kind.element) for item in value]
+    if kind.name == "map":
+        return {name: _encoded(item, kind.field("value")) for name, item in value.items()}
+    if kind.name == "struct":
+        return {name: _encoded(value[name], inner) for name, inner in kind.fields}
     if isinstance(value, float):
         return (
             value.hex()
@@ -97,7 +108,8 @@ def evaluate(frame: DataFrame, expressions: list[str]) -> list[tuple[str, list[o
     return out
 
 
-def main(path: str) -> None:
+def main(path: str, *names: str) -> None:
+    stored = {one["name"]: one for one in json.loads(Path(path).read_text(encoding="utf-8"))} if names else {}
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -110,6 +122,9 @@ def main(path: str) -> None:
     spark.sparkContext.setLogLevel("OFF")
     groups, wrong = [], 0
     for group in GROUPS:
+        if names and group.name not in names:
+            groups.append(stored[group.name])
+            continue
         frame = table(spark, group).cache()
         schema = Schema.of(group.columns)
         canonical = [parse(text, schema).sql for text in group.expressions]
@@ -142,4 +157,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

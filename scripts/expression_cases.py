@@ -495,6 +495,89 @@ def _hashes() -> Group:
     )  # fmt: skip
 
 
+def _nested() -> Group:
+    sensors = [
+        {"name": "n\u00e91", "at": {"x": 1.5, "y": -0.0}, "tags": ["a", None, "b"]},
+        {"name": None, "at": None, "tags": []},
+        {"name": "", "at": {"x": None, "y": 1e20}, "tags": None},
+        None,
+    ]
+    maps = [{"a": 1, "b": None}, {}, {"\u00e9": -5, "b": 2}, None, {"": 0}]
+    lists = [[{"p": 1, "q": "x"}, None, {"p": None, "q": None}], [], None, [{"p": 2, "q": "\u65e5"}]]
+    keys = ["a", "b", "\u00e9", None, "zz", ""]
+    places = [0, 1, 2, -1, None, 5, 2**31 - 1]
+    rows: list[tuple[object, ...]] = [
+        (sensors[at % 4], maps[at % 5], lists[at // 2 % 4], keys[at % 6], places[at % 7], [1.5, None, NAN][at % 3])
+        for at in range(84)
+    ]
+    return Group(
+        "nested",
+        {
+            "s": "struct<name: string, at: struct<x: double, y: double>, tags: array<string>>",
+            "m": "map<string, int>", "l": "array<struct<p: int, q: string>>", "k": "string", "i": "int", "x": "double",
+        },
+        rows,
+        [
+            "s.name", "s.at.x", "s.at", "s['name']", "s.tags[0]", "s.tags[i]", "s.tags", "s.at IS NULL", "s IS NULL", "s.at.y + 1",
+            "m['a']", "m['b']", "m.b", "m[k]", "m['zz'] IS NULL", "element_at(m, 'a')", "element_at(m, k)", "map_keys(m)", "map_values(m)",
+            "size(m)", "cardinality(m)", "size(l)", "l[0]", "l[0].q", "l[i].p", "l.p", "l['q']", "element_at(l, 1).p", "element_at(l, -1)",
+            "element_at(s.tags, 2)", "element_at(l, CASE WHEN i = 0 THEN 1 ELSE i END).q", "size(s.tags)", "struct(i, k)", "struct(i AS a, s.name, i + 1)", "named_struct('a', i, 'b', m)",
+            "named_struct('a', i).a", "struct(s.at.x).x", "array(i, 1)", "array(i, 2.5)", "array(k, i)", "array(s.at, NULL)", "array(array(i), NULL)", "array(m)[0]['a']",
+            "map('a', i, 'b', 1)", "map('a', i)['a']", "map('k', struct(i AS n)).k.n", "map(1, k)[1]", "map_keys(map('a', 1))", "size(map('a', NULL))",
+            "coalesce(m, map('z', 1))", "coalesce(m, map('z', 5L))", "coalesce(s.at, named_struct('x', 1, 'y', i))", "CASE WHEN i = 0 THEN s END",
+            "CASE WHEN i > 0 THEN s.at ELSE named_struct('x', 0, 'y', 0.5) END", "CASE WHEN i > 0 THEN l END", "IF(i = 0, m, NULL)",
+            "CAST(s.at AS STRUCT<a: STRING, b: INT>)", "CAST(m AS MAP<STRING, DOUBLE>)", "CAST(l AS ARRAY<STRUCT<r: STRING, t: STRING>>)",
+            "TRY_CAST(m AS MAP<STRING, TINYINT>)", "to_json(s)", "to_json(m)", "to_json(l)", "to_json(array(x, 1))", "to_json(struct(x, k, i = 1 AS b))", "to_json(map(1, x))",
+            "to_json(struct(DATE '2024-05-06' AS d, TIMESTAMP '2024-05-06 07:08:09.123456' AS t, X'0A1B' AS y, 1.50 AS c, CAST('Infinity' AS DOUBLE) AS f))",
+            "to_json(struct(concat('\"\\\\', k, '\\n\\t/') AS e))", "to_json(struct(1e20 AS a, 1.0e-5 AS b, 0.1F AS c, 100D AS d))", "to_json(array(NULL, s.at))", "to_json(struct(NULL AS n, s.at))",
+            "length(to_json(m))", "get_json_object(to_json(s), '$.at.x')", "from_json(to_json(m), 'map<string,int>')", "from_json(to_json(l), 'array<struct<p:int,q:string>>')",
+        ],
+    )  # fmt: skip
+
+
+def _json() -> Group:
+    texts = [
+        '{"a": 1, "b": "x", "c": {"d": [1, 2.50, "z"], "e": null}, "t": "2024-05-06T07:08:09.123Z"}',
+        '{"a": "1", "b": 5, "c": {"d": 7}, "t": "2024-05-06 07:08:09"}', '{"a": 1.5, "b": true, "c": [], "t": 1714979289}',
+        '{"a": 3000000000, "b": {"k": [1, 2.50]}, "c": null}', '{"a": null, "b": null}', "{}", "[]", '[1, 2, null]', '[1, "x"]', '[{"a": 1}, {"a": 2, "b": "y"}]',
+        '{"a": 1', "not json", "", "  ", "null", "5", '"text"', "true", "1.50", '{"a": -0.0}', '{"a": 1e3, "b": 1e3}', '{"a": 12.345, "b": 12.345}', '{"a": 123456789.5}',
+        '{"b": "\\u00e9\\n\\"q\\""}', '{"b": "\u65e5\u672c"}', '{"A": 1}', '{"a.b": 1, "c d": {"\u00e9": 2}}', '{"a": 123456789012345678901234567890}', '{"x": 1, "y": 2}', '{"x": 1, "y": "z"}',
+        '{"b": [ 1 , { "q" : null } ]}', '{"a": "NaN", "b": "NaN"}', '{"a": {"x": 1}}', '{"c": {"d": [1, 2], "e": "2024-05-06"}}', '{"a": 1e-7, "b": 12345678.9}', None,
+    ]  # fmt: skip
+    paths = [
+        "$",
+        "$.a",
+        "$.b",
+        "$.c",
+        "$.c.d",
+        "$.c.d[0]",
+        "$.c.d[1]",
+        "$.c.d[9]",
+        "$[0]",
+        "$[1].a",
+        "$['a.b']",
+        "$['c d']['\u00e9']",
+        "$.b.k[1]",
+        "$.zz",
+    ]
+    quoted = [f'"{path}"' if "'" in path else f"'{path}'" for path in paths]
+    schemas = [
+        "a INT, b STRING", "a BIGINT", "a DOUBLE, b DOUBLE", "a STRING", "a BOOLEAN, b BOOLEAN", "a DECIMAL(10,2), b DECIMAL(5,1)", "a TINYINT, b FLOAT", "c STRUCT<d: ARRAY<INT>, e: STRING>",
+        "c STRUCT<d: ARRAY<STRING>>", "c MAP<STRING, STRING>", "c STRING, zz INT", "array<int>", "array<string>", "array<struct<a:int,b:string>>", "map<string,int>", "map<string,string>", "struct<a:int>",
+    ]  # fmt: skip
+    return Group(
+        "json",
+        {"j": "string"},
+        [(text,) for text in texts],
+        [
+            *(f"get_json_object(j, {path})" for path in quoted),
+            *(f"from_json(j, '{schema}')" for schema in schemas),
+            "from_json(j, 't TIMESTAMP').t", "from_json(j, 'c STRUCT<d: STRING, e: DATE>').c.e", "from_json(j, 'a INT').a + 1", "from_json(j, 'c STRUCT<d: ARRAY<INT>>').c.d[0]", "from_json(j, 'a INT, b STRING').b", "from_json(j, 'map<string,int>')['x']",
+            "from_json(j, 'a INT') IS NULL", "to_json(from_json(j, 'a INT, b STRING'))", "size(from_json(j, 'array<int>'))",
+        ],
+    )  # fmt: skip
+
+
 GROUPS = [
     _logic(),
     _integers(),
@@ -508,4 +591,6 @@ GROUPS = [
     _far_times(),
     _try_casts(),
     _hashes(),
+    _nested(),
+    _json(),
 ]

@@ -104,7 +104,7 @@ MISTAKES = [
     ("SELECT tmp FROM readings", "there is no column 'tmp'. Did you mean 'temp'?", "tmp"),
     ("SELECT r.tmp FROM readings r", "there is no column 'tmp' in r", "r.tmp"),
     ("SELECT readings.temp FROM readings r", "there is no stream 'readings' in FROM. There is r.", "readings.temp"),
-    ("SELECT a.b.c FROM readings", "the name of its stream at most", "a.b.c"),
+    ("SELECT a.b.c FROM readings", "there is no stream 'a' in FROM", "a.b.c"),
     ("SELECT temp FROM reading", "there is no stream 'reading'. Did you mean readings?", "reading"),
     ("SELECT temp FROM readings.nothing", "a stream has no part 'nothing'", "nothing"),
     ("SELECT temp, temp FROM readings", "two columns are called 'temp'", "temp FROM"),

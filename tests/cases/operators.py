@@ -584,6 +584,74 @@ def _check_failing(found: Found, given: Given) -> None:
     assert letters["reason"].unique().to_list() == ["KeyError: 'n'"]
 
 
+NESTED_COUNT = "CASE WHEN n % 2 = 0 THEN map('n', n, 'one', 1L) END AS counts"
+
+
+def _build_nested(inputs: Inputs, out: Out) -> None:
+    made = inputs.rows.select(
+        "k",
+        "ts",
+        "struct(x, n AS m) AS s",
+        NESTED_COUNT,
+        "array(struct(x AS v), struct(x + 1 AS v)) AS items",
+        name="nested",
+    )
+    fields = ("s.x", "s.m", "counts['n'] AS n", "from_json(to_json(s), 'x DOUBLE, m BIGINT') AS again", "items.v AS vs")
+    out("fields", made.select("k", *fields, name="nested_fields"))
+    out("exploded", made.flat_map("items", name="nested_items").select("k", "items.v", name="nested_v"))
+    out("entries", made.flat_map("counts AS c", name="nested_counts").select("k", "c.key", "c.value", name="nested_c"))
+    sums = {"total": "sum(s.x)", "first": "first(s)", "last": "last(s)", "every": "collect(s)"}
+    windows = made.group_by("k").window(tumbling("10s")).agg(name="nested_sums", **sums)
+    out("windows", windows)
+    out("late", windows.late)
+    out(
+        "waiting",
+        made.deduplicate("k", within="1s", name="nested_waiting").select("k", "s", "counts", name="nested_kept"),
+    )
+
+
+def _check_nested(found: Found, given: Given) -> None:
+    rows = [row for part in given.rows for row in part]
+    even = [row for row in rows if row[3] is not None and row[3] % 2 == 0]
+    fields = [
+        {
+            "k": k,
+            "x": x,
+            "m": n,
+            "n": n if n is not None and n % 2 == 0 else None,
+            "again": {"x": x, "m": n},
+            "vs": [x, x + 1],
+        }
+        for k, _, x, n, _ in rows
+    ]
+    assert _counted(found("fields").to_dicts()) == _counted(fields)
+    assert Counter(found("exploded").rows()) == Counter((row[0], row[2] + more) for row in rows for more in (0, 1))
+    entries = [(row[0], name, value) for row in even for name, value in (("n", row[3]), ("one", 1))]
+    assert Counter(found("entries").rows()) == Counter(entries)
+    late = Counter((row["k"], row["ts"], row["s"]["x"], row["s"]["m"]) for row in found("late").to_dicts())
+    counted = Counter((k, at(second), x, n) for k, second, x, n, _ in rows) - late
+    windows: dict[Any, list[Any]] = {}
+    for k, time, x, n in counted.elements():
+        windows.setdefault((k, time.replace(second=time.second // 10 * 10)), []).append((k, time, x, n))
+    wanted = []
+    for (k, start), inside in windows.items():
+        ordered = sorted(inside, key=lambda row: (row[1], row[2], row[3] is not None, row[3] or 0))
+        every = [{"x": row[2], "m": row[3]} for row in ordered]
+        wanted.append(
+            {"k": k, "start": start.isoformat(), "total": sum(one["x"] or 0 for one in every), "every": every}
+            | {"first": every[0], "last": every[-1]}
+        )
+    results = found("windows").drop("window_end").rename({"window_start": "start"}).to_dicts()
+    assert _counted([one | {"start": one["start"].isoformat()} for one in results]) == _counted(wanted)
+    kinds = {"k": pl.String, "s": pl.Struct({"x": pl.Float64, "m": pl.Int64}), "counts": pl.Map(pl.String, pl.Int64)}
+    assert dict(found("waiting").schema) == kinds
+    assert 0 < found("waiting").height < len(rows)
+
+
+def _counted(records: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(repr(sorted(record.items())) for record in records)
+
+
 CASES = (
     Case(name="failing", build=_build_failing, check=_check_failing),
     _slid(6, 6, 0, windowing.AGGREGATES),
@@ -609,6 +677,7 @@ CASES = (
     _join("full", -3, 3),
     Case(name="with_time", build=_build_with_time, check=_check_with_time),
     Case(name="lookup", build=_build_lookup, check=_check_lookup),
+    Case(name="nested", build=_build_nested, check=_check_nested),
 )
 
 

@@ -205,7 +205,7 @@ def test_nul_bytes_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_lists_are_an_error_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="CSV has no lists"):
+    with pytest.raises(SchemaError, match="a cell of CSV is one value"):
         read(tmp_path, "a\n", {"a": "array<int>"})
 
 

@@ -176,7 +176,45 @@ def test_lists_are_read_and_their_elements_checked(tmp_path: Path) -> None:
     assert [one.text for one in found.rejected] == ['{"l":["x"]}', '{"l":5}']
 
 
-@pytest.mark.parametrize("kind", ["array<decimal(4,2)>", "array<array<binary>>"])
+def test_objects_are_read_and_their_parts_checked(tmp_path: Path) -> None:
+    good = [
+        '{"s":{"a":1,"b":"x","more":0},"m":{"k":1.5},"l":[{"d":"1.25","t":"2026-01-01T00:00:00Z"},null]}',
+        '{"s":{"b":{"q":[1]}},"m":{},"l":[]}',
+        '{"s":null,"m":null}',
+        '{"s":{},"m":{"k":null},"l":[{}]}',
+    ]
+    bad = [
+        '{"s":{"a":"1"}}',
+        '{"s":5}',
+        '{"m":{"k":"x"}}',
+        '{"m":[1]}',
+        '{"l":[{"d":"x"}]}',
+        '{"l":[{},{"t":"soon"}]}',
+        '{"s":{"a":3000000000}}',
+    ]
+    kinds = {
+        "s": "struct<a: int, b: string>",
+        "m": "map<string, double>",
+        "l": "array<struct<d: decimal(4,2), t: timestamp>>",
+    }
+    found = read(
+        tmp_path, "".join(f"{line}\n" for pair in zip(bad, [*good, "", "", ""], strict=True) for line in pair), kinds
+    )
+    assert found.rows["s"].to_list() == [
+        {"a": 1, "b": "x"},
+        {"a": None, "b": '{"q": [1]}'},
+        None,
+        {"a": None, "b": None},
+    ]
+    assert found.rows["m"].to_list() == [{"k": 1.5}, {}, None, {"k": None}]
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    nothing = {"d": None, "t": None}
+    assert found.rows["l"].to_list() == [[{"d": Decimal("1.25"), "t": moment}, None], [], None, [nothing]]
+    assert [one.text for one in found.rejected] == bad
+    assert all(kind in found.rejected[0].reason for kind in ("column s", "struct<a: int, b: string>"))
+
+
+@pytest.mark.parametrize("kind", ["array<null>", "array<array<binary>>", "map<int, int>"])
 def test_a_type_that_json_lines_cannot_hold_is_an_error_before_anything_is_read(tmp_path: Path, kind: str) -> None:
     with pytest.raises(SchemaError, match="JSON lines cannot hold"):
         read(tmp_path, "{}\n", {"x": kind})

@@ -28,6 +28,10 @@ def decode(value: Any, kind: DataType) -> Any:
         return None
     if kind.element is not None:
         return [decode(item, kind.element) for item in value]
+    if kind.name == "map":
+        return {name: decode(item, kind.field("value")) for name, item in value.items()}
+    if kind.name == "struct":
+        return {name: decode(value[name], inner) for name, inner in kind.fields}
     if kind.is_float:
         return float(value) if value in {"NaN", "Infinity", "-Infinity"} else float.fromhex(value)
     if kind.name == "decimal":
@@ -50,6 +54,10 @@ def plain(series: pl.Series) -> list[Any]:
 
 
 def same(found: Any, expected: Any, *, close: bool) -> bool:
+    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        return all(same(one, two, close=close) for one, two in zip(found, expected, strict=True))
+    if isinstance(found, dict) and isinstance(expected, dict) and list(found) == list(expected):
+        return all(same(found[name], expected[name], close=close) for name in expected)
     if found is None or expected is None or not isinstance(expected, float):
         return bool(found == expected)
     if math.isnan(expected) or math.isnan(found):

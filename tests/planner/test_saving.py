@@ -83,5 +83,5 @@ def test_rows_as_they_were_save_nothing_and_filters_save_what_is_not_known():
 def test_what_is_assumed_is_said():
     assert assumptions([Schema.of({"a": "int"})]) == "estimated from the types of columns, before compression"
     assert assumptions([Schema.of({"a": "string", "b": "array<int>"})]) == (
-        "estimated from the types of columns, before compression, text as 16 bytes, arrays as 8 elements"
+        "estimated from the types of columns, before compression, text as 16 bytes, arrays and maps as 8 elements"
     )

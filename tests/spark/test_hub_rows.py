@@ -165,3 +165,13 @@ def test_the_schema_that_spark_expects_is_the_one_that_is_given():
         [t.StructField("x", t.ArrayType(t.DecimalType(38, 1))), t.StructField("t", t.TimestampType())]
     )
     assert arrow_columns(schema).field("t").type == pa.timestamp("us", "UTC")
+
+
+def test_structs_and_maps_are_those_of_spark():
+    kinds = {"m": pl.Map(pl.String, pl.Int64), "s": pl.Struct({"l": pl.List(pl.Map(pl.String, pl.Float64))})}
+    rows = {"m": [{"a": 1, "b": None}, {}, None], "s": [{"l": [{"q": 1.5}, None]}, None, {"l": []}]}
+    frame = pl.DataFrame(rows, schema=kinds)
+    columns = spark_columns(stored_columns(run(frame).data))
+    assert columns.simpleString() == "struct<m:map<string,bigint>,s:struct<l:array<map<string,double>>>>"
+    (batch,) = record_batches([run(frame)], arrow_columns(columns))
+    assert pl.DataFrame(batch).to_dict(as_series=False) == rows

@@ -22,7 +22,18 @@ Value = bool | int | float | str | bytes | Decimal | datetime | date | timedelta
 """What `lit` takes, and what operators take on the other side."""
 
 _FUNCTION_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ATOMS: Final = (exp.Column, exp.Literal, exp.Anonymous, exp.Cast, exp.Case, exp.Paren, exp.Boolean, exp.Null)
+_ATOMS: Final = (
+    exp.Column,
+    exp.Literal,
+    exp.Anonymous,
+    exp.Cast,
+    exp.Case,
+    exp.Paren,
+    exp.Boolean,
+    exp.Null,
+    exp.Dot,
+    exp.Bracket,
+)
 
 
 def _operator(kind: type[exp.Binary]) -> Callable[[Column, Column | Value], Column]:
@@ -101,7 +112,12 @@ class Column:
     def __invert__(self) -> Column:
         return Column(exp.Not(this=exp.Paren(this=_inner(self))))
 
-    def __getitem__(self, index: Column | int) -> Column:
+    def field(self, name: str) -> Column:
+        """A field of a struct; of an array of structs, the array of that field."""
+        return Column(exp.Dot(this=_wrapped(self), expression=exp.Identifier(this=name, quoted=True)))
+
+    def __getitem__(self, index: Column | int | str) -> Column:
+        """An element of an array by its index from 0, the value of a key of a map, or a field of a struct."""
         return Column(exp.Bracket(this=_wrapped(self), expressions=[_inner(index)]))
 
     def __iter__(self) -> NoReturn:

@@ -120,6 +120,11 @@ def _plain(kind: Any) -> Any:
 def _shown(kind: Any) -> str:
     if isinstance(kind, dict) and kind.get("type") == "array":
         return f"array<{_shown(kind['elementType'])}>"
+    if isinstance(kind, dict) and kind.get("type") == "map":
+        return f"map<{_shown(kind['keyType'])}, {_shown(kind['valueType'])}>"
+    if isinstance(kind, dict) and kind.get("type") == "struct":
+        fields = (f"{part['name']}: {_shown(part['type'])}" for part in kind["fields"])
+        return f"struct<{', '.join(fields)}>"
     return kind if isinstance(kind, str) else str(kind.get("type", kind))
 
 
@@ -130,7 +135,7 @@ HISTORY_COMMITS_MAX: Final = 1_000
 KEY_PROPERTY: Final = "fordstone.key"
 """In the table's properties: by what its rows are merged, as JSON; null where they are appended."""
 _COMMIT_KEY: Final = "fordstone"
-_NOT_HASHED: Final = (pl.Float32, pl.Float64, pl.List)
+_NOT_HASHED: Final = (pl.Float32, pl.Float64, pl.List, pl.Map, pl.Struct)
 
 
 class ReleasedEpoch(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,6 +72,8 @@ def _decoded(spec: ConnectorSpec, schema: Schema) -> pl.DataFrame:
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
     return str(value) if isinstance(value, float) and not math.isfinite(value) else msgspec.to_builtins(value)
 
 
@@ -80,6 +82,15 @@ def _valued(value: Any, kind: DataType) -> Any:
         return None
     if kind.element is not None:
         return [_valued(one, kind.element) for one in value]
+    if kind.name == "map":
+        key = kind.field("key")
+        typed = int if key.is_integer else bool if key.name == "boolean" else _VALUES.get(key.name, str)
+        # In JSON, names are text.
+        return {
+            msgspec.convert(name, typed, strict=False): _valued(one, kind.field("value")) for name, one in value.items()
+        }
+    if kind.name == "struct":
+        return {name: _valued(value.get(name), inner) for name, inner in kind.fields}
     return float(value) if kind.is_float else msgspec.convert(value, _VALUES.get(kind.name, Any))
 
 

@@ -468,7 +468,7 @@ class _Made:
             return cls(first, len(rows), _fitted(rows, schema), numbers)
         records = [_record(row, schema) for row in rows]
         try:
-            return cls(first, len(rows), pl.DataFrame(records, schema=schema.polars, orient="row"), numbers)
+            return cls(first, len(rows), _frame(records, schema), numbers)
         except _UNFIT:
             return cls._row_by_row(records, first, schema)
 
@@ -477,7 +477,7 @@ class _Made:
         frames, numbers, rejected = [schema.empty()], [], []
         for number, record in enumerate(records, first):
             try:
-                frames.append(pl.DataFrame([record], schema=schema.polars, orient="row"))
+                frames.append(_frame([record], schema))
                 numbers.append(number)
             except _UNFIT as error:
                 rejected.append(Rejected(position=number, text=repr(record), reason=str(error).partition("\n")[0]))
@@ -488,6 +488,15 @@ class _Made:
         begin, end = np.searchsorted(self.numbers, (start, stop)).tolist()
         rejected = tuple(one for one in self.rejected if start <= one.position < stop)
         return _Made(start, stop - start, self.frame.slice(begin, end - begin), self.numbers[begin:end], rejected)
+
+
+def _frame(records: list[tuple[Any, ...]], schema: Schema) -> pl.DataFrame:
+    """Rows as a frame; raises one of `_UNFIT` if one does not fit."""
+    if not any(kind.contains("map") for kind in schema.values()):
+        return pl.DataFrame(records, schema=schema.polars, orient="row")
+    # Given by row, a dict for a map would become null.
+    columns = [list(values) for values in zip(*records, strict=True)] if records else [[] for _ in schema]
+    return pl.DataFrame(dict(zip(schema, columns, strict=True)), schema=schema.polars, strict=True)
 
 
 def _positions(parts: Sequence[_Made]) -> pl.Series:
@@ -514,9 +523,22 @@ def _record(row: Row, schema: Schema) -> tuple[Any, ...]:
         row = [row.get(name) for name in schema]
     if len(row) != len(schema):
         return tuple(row)  # rejected where it is turned into a frame
-    return tuple(
-        _time(value) if schema[name].name == "timestamp" else value for name, value in zip(schema, row, strict=True)
-    )
+    return tuple(_valued(value, schema[name]) for name, value in zip(schema, row, strict=True))
+
+
+def _valued(value: Any, kind: DataType) -> Any:
+    """A value with its times in UTC, and the parts of a value likewise."""
+    if kind.name == "timestamp":
+        return _time(value)
+    if not kind.contains("timestamp"):
+        return value
+    if kind.element is not None and isinstance(value, list | tuple):
+        return [_valued(one, kind.element) for one in value]
+    if kind.name == "map" and isinstance(value, Mapping):
+        return {name: _valued(one, kind.field("value")) for name, one in value.items()}
+    if kind.name == "struct" and isinstance(value, Mapping):
+        return {name: _valued(value.get(name), inner) for name, inner in kind.fields}
+    return value
 
 
 def _time(value: Any) -> Any:

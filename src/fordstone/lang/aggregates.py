@@ -89,14 +89,14 @@ def _double(argument: Term) -> tuple[Term, DataType]:
 
 
 def _extreme(argument: Term) -> tuple[Term, DataType]:
-    if argument.type.element is not None:
-        raise ClashError("arrays have no least or greatest.")
+    if argument.type.is_nested:
+        raise ClashError(f"{argument.type.name}s have no least or greatest.")
     return argument, argument.type
 
 
 def _ordered(argument: Term) -> tuple[Term, DataType]:
-    if argument.type.element is not None:
-        raise ClashError("arrays cannot be put in order here; take an element, or join them to a text.")
+    if argument.type.contains("array") or argument.type.contains("map"):
+        raise ClashError(f"{argument.type} cannot be put in order here; take a part, or write to_json(...).")
     return argument, argument.type
 
 
@@ -105,8 +105,8 @@ def _collected(argument: Term) -> tuple[Term, DataType]:
 
 
 def _distinct(argument: Term) -> tuple[Term, DataType]:
-    if argument.type.element is not None:
-        raise ClashError("arrays cannot be counted as values; take an element, or join them to a text.")
+    if argument.type.is_nested:
+        raise ClashError(f"{argument.type.name}s cannot be counted as values; take a part, or write to_json(...).")
     return argument, BIGINT
 
 

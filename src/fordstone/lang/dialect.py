@@ -31,6 +31,8 @@ class _Parser(SparkParser):
     FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
         name: parser for name, parser in SparkParser.FUNCTION_PARSERS.items() if name in _WITH_OWN_SYNTAX
     }
+    ARRAY_CONSTRUCTORS: ClassVar[dict[str, Any]] = {}
+    """With these, `array(a)[0]` would be read as `array(0)`."""
 
 
 class Fordstone(Spark):

@@ -23,7 +23,7 @@ from fordstone.lang.dialect import DIALECT, is_foreign, offset_of, quoted_name, 
 from fordstone.lang.functions import ALIASES, FUNCTIONS, SYNTAX
 from fordstone.lang.rules import castable, try_castable
 from fordstone.lang.schema import BOOLEAN, DOUBLE, NULL, STRING, ClashError, DataType, Schema
-from fordstone.lang.term import Call, Column, Literal, Term, columns_of, render
+from fordstone.lang.term import Call, Column, Literal, Term, columns_of, field_name, render
 
 T = TypeVar("T")
 ALL = "*"
@@ -150,10 +150,17 @@ def split_alias(tree: exp.Expr) -> tuple[exp.Expr, str | None]:
 def expression_of(term: Term, tree: exp.Expr, alias: str | None) -> Expression:
     """Wrap a checked term."""
     body = render(term)
-    derived = term.name if isinstance(term, Column) else body
+    derived = _derived_name(term) or body
     name = derived if alias is None else alias
     sql = body if name == derived else f"{body} AS {quoted_name(name)}"
     return Expression(sql=sql, name=name, type=term.type, columns=columns_of(term), tree=tree, term=term)
+
+
+def _derived_name(term: Term) -> str | None:
+    """The name of a column, or of a field that was taken out of one."""
+    if isinstance(term, Column):
+        return term.name
+    return field_name(term) if isinstance(term, Call) and term.function == "field" else None
 
 
 def _parse_tree(tree: exp.Expr, schema: Schema, text: str) -> Expression:
@@ -201,6 +208,8 @@ _LOOSE: Final = (*_PREDICATES, exp.Not, exp.And, exp.Or)
 _TYPE_NAMES: Final = frozenset(
     {"boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal", "string", "binary", "date", "timestamp"}
 )  # fmt: skip
+_NAME_PARTS: Final = ("catalog", "db", "table", "this")
+"""Where a sqlglot column keeps the parts of `a.b.c.d`; what follows these stands in nodes of its own."""
 _CLOCK: Final = frozenset(
     {"now", "current_timestamp", "current_date", "curdate", "localtimestamp", "rand", "random", "uuid"}
 )
@@ -377,18 +386,35 @@ class Checker:
     # Names, constants, casts
 
     def _column(self, node: exp.Expr) -> Term:
-        if node.args.get("table") is not None:
+        first, *fields = [node.args[part] for part in _NAME_PARTS if node.args.get(part) is not None]
+        if isinstance(node.args["this"], exp.Star):
+            raise self._refuse(node.args["this"])
+        found = self._column_named(first, fields, node)
+        for name in fields:
+            found = self._field_of(found, str(name.args["this"]), node, name)
+        return found
+
+    def _column_named(self, first: exp.Expr, fields: Sequence[exp.Expr], node: exp.Expr) -> Term:
+        name = str(first.args["this"])
+        if fields and name not in self.schema and str(fields[0].args["this"]) in self.schema:
             raise self.fail("columns are named without a table here.", node)
-        inner = node.args["this"]
-        if isinstance(inner, exp.Star):
-            raise self._refuse(inner)
-        name = str(inner.args["this"])
         if self.aggregate is not None:
             raise self.fail(f"column {name!r} stands outside of an aggregate; write for instance max({name}).", node)
         for column, kind in self.schema.columns:
             if column == name:
                 return Column(name, kind)
         raise self.fail(f"there is no column {name!r}.{self._nearest(name)}", node)
+
+    def _dot(self, node: exp.Expr) -> Term:
+        name = node.args["expression"]
+        if not isinstance(name, exp.Identifier):
+            raise self._refuse(node)
+        return self._field_of(self.check(node.args["this"]), str(name.args["this"]), node, name)
+
+    def _field_of(self, holder: Term, name: str, node: exp.Expr, place: exp.Expr) -> Term:
+        """`a.name`: a field of a struct or of an array of them, or the value of a key of a map."""
+        found = "element" if holder.type.name == "map" else "field"
+        return self.resolve(found, [holder, Literal(name, STRING)], node, [node, place])
 
     def _nearest(self, name: str) -> str:
         columns = ", ".join(self.schema)
@@ -438,7 +464,13 @@ class Checker:
         indexes = node.args["expressions"]
         if len(indexes) != 1 or node.args.get("offset"):
             raise self._refuse(node)
-        return self.call("element", [node.args["this"], indexes[0]], node)
+        holder, index = self.check(node.args["this"]), self.check(indexes[0])
+        inner = holder.type if holder.type.element is None else holder.type.element
+        if inner.name == "struct" and isinstance(index, Literal) and isinstance(index.value, str):
+            return self._field_of(holder, index.value, node, indexes[0])
+        if holder.type.name == "struct":
+            raise self.fail("a field of a struct is named by a literal: a.name or a['name'].", indexes[0])
+        return self.resolve("element", [holder, index], node, [node.args["this"], indexes[0]])
 
     # Functions
 
@@ -466,6 +498,8 @@ class Checker:
             return self.aggregate(node)
         if name in _NULL_CHOICES:
             return self._null_choice(name, args, node)
+        if name == "struct":
+            return self._struct(args, node)
         if name in _TYPE_NAMES and len(args) == 1:
             return self._cast_to(args[0], DataType.parse(name), node)
         if name in {"ltrim", "rtrim"}:
@@ -482,8 +516,17 @@ class Checker:
             raise self.fail(f"{name} is an aggregate; aggregates belong in agg(...), after group_by and window.", node)
         raise self._unknown_function(name, node)
 
+    def _struct(self, nodes: Sequence[exp.Expr], node: exp.Expr) -> Term:
+        """`struct(a, b + 1 AS c)`: fields are called as their columns, as AS says, or else col1, col2 and so on."""
+        terms: list[Term] = []
+        for at, part in enumerate(nodes):
+            inner, alias = split_alias(part)
+            value = self.check(inner)
+            terms += [Literal(alias or _derived_name(value) or f"col{at + 1}", STRING), value]
+        return self.resolve("named_struct", terms, node, [part for part in nodes for _ in range(2)])
+
     def _unknown_function(self, name: str, node: exp.Expr) -> ExpressionError:
-        known = sorted({*FUNCTIONS, *ALIASES, *_NULL_CHOICES, "if", *self.aggregate_names} - SYNTAX)
+        known = sorted({*FUNCTIONS, *ALIASES, *_NULL_CHOICES, "if", "struct", *self.aggregate_names} - SYNTAX)
         near = get_close_matches(name, known, n=1, cutoff=0.6)
         hint = f"Did you mean {near[0]}?" if near else "All functions are in docs/reference/expressions.md."
         return self.fail(f"there is no function {name}. {hint}", node)
@@ -530,6 +573,7 @@ _METHODS: Final[dict[type[exp.Expr], str]] = {
     exp.TryCast: "_cast",
     exp.Paren: "_paren",
     exp.Bracket: "_bracket",
+    exp.Dot: "_dot",
     exp.Trim: "_trim",
     exp.Substring: "_substring",
     exp.Extract: "_extract",

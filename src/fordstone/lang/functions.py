@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fordstone.lang import rules
+from fordstone.lang.json import path_steps
 from fordstone.lang.schema import BIGINT, BOOLEAN, DATE, DOUBLE, INT, STRING, TIMESTAMP
 
 
@@ -94,9 +95,20 @@ FUNCTIONS: Final[dict[str, Function]] = _table(
     # hashes
     ("hash", "hash(a, b, ...)", "A 32-bit hash of the values (Murmur3, seed 42); nulls are ignored, so it is never null.", "hash('a', 1)", 1, None, rules.hashed(INT)),
     ("xxhash64", "xxhash64(a, b, ...)", "A 64-bit hash of the values (XXH64, seed 42); nulls are ignored, so it is never null.", "xxhash64('a', 1)", 1, None, rules.hashed(BIGINT)),
-    # arrays
-    ("size", "size(array)", "The number of elements; -1 for a null array.", "size(split('a b', ' '))", 1, 1, rules.size),
-    ("element", "array[n]", "The element at index n, counted from 0; null if there is none.", "split('a b', ' ')[1]", 2, 2, rules.element),
+    # arrays, maps and structs
+    ("size", "size(a)", "The number of elements of an array or of entries of a map; -1 for null. Also cardinality.", "size(split('a b', ' '))", 1, 1, rules.size),
+    ("element", "a[n], a['key']", "The element of an array at index n, counted from 0, or the value of a key of a map; null if there is none.", "split('a b', ' ')[1]", 2, 2, rules.element),
+    ("element_at", "element_at(a, n)", "The element of an array at position n, counted from 1 or from -1 backwards, or the value of a key of a map; null if there is none.", "element_at(split('a b', ' '), -1)", 2, 2, rules.element_at),
+    ("field", "a.name", "A field of a struct, also a['name']; of an array of structs the array of that field.", "struct(1 AS x, 2 AS y).x", 2, 2, rules.field),
+    ("named_struct", "named_struct('a', x, 'b', y, ...)", "A struct. Also struct(x AS a, y AS b, ...), where a column keeps its name.", "named_struct('a', 1, 'b', 'x')", 2, None, rules.named_struct),
+    ("array", "array(a, b, ...)", "An array of the values.", "array(1, 2, NULL)", 1, None, rules.array),
+    ("map", "map(key, value, ...)", "A map; null if a key is null or there twice.", "map('a', 1, 'b', 2)", 2, None, rules.entries),
+    ("map_keys", "map_keys(map)", "The keys of a map, as an array.", "map_keys(map('a', 1, 'b', 2))", 1, 1, rules.part_of_map("key")),
+    ("map_values", "map_values(map)", "The values of a map, as an array.", "map_values(map('a', 1, 'b', 2))", 1, 1, rules.part_of_map("value")),
+    # JSON text
+    ("get_json_object", "get_json_object(s, path)", "What stands at a path such as '$.a.b[0]' in JSON text: text as it is, other values as JSON; null if there is nothing, or the text is not JSON.", "get_json_object('{\"a\": [1, 2]}', '$.a[1]')", 2, 2, rules.json_path(path_steps)),
+    ("from_json", "from_json(s, schema)", "JSON text read as columns ('a INT, b STRING') or as a type ('array<int>'). A field that does not fit is null; text that is not JSON gives a struct of nulls, or null.", "from_json('{\"a\": 1}', 'a INT').a", 2, 2, rules.json_value),
+    ("to_json", "to_json(a)", "A struct, map or array as JSON text; fields that are null are left out.", "to_json(struct(1 AS x, NULL AS y))", 1, 1, rules.json_written),
     # numbers
     ("abs", "abs(x)", "The absolute value; the smallest integer stays as it is.", "abs(-2)", 1, 1, rules.sign_kept),
     ("round", "round(x[, places])", "Rounded half away from zero, judged by the decimal digits that are shown.", "round(2.675D, 2)", 1, 2, rules.rounded),
@@ -173,7 +185,27 @@ ALIASES: Final = {
 """Other names for the same function."""
 
 SYNTAX: Final = frozenset(
-    {"+", "-", "*", "/", "%", "=", "<>", "<=>", "<", "<=", ">", ">=", "and", "or", "not", "in", "case", "element"}
+    {
+        "+",
+        "-",
+        "*",
+        "/",
+        "%",
+        "=",
+        "<>",
+        "<=>",
+        "<",
+        "<=",
+        ">",
+        ">=",
+        "and",
+        "or",
+        "not",
+        "in",
+        "case",
+        "element",
+        "field",
+    }
 )
 """Entries that are written as operators and cannot be called by name."""
 
@@ -192,7 +224,10 @@ DIFFERENCES: Final = (
     "Floats are written with the fewest digits that distinguish them, as Java does from 19 on; Java 17 sometimes writes one more.",
     "The year, month and day of times beyond the year 262142 are null.",
     "The mean of decimals is a double.",
-    "Bytes are not cast to text.",
+    "Bytes are not cast to text, and neither are arrays, maps and structs: to_json writes them.",
+    "Arrays, maps and structs are not compared, and structs and maps have no hash; names of fields are case-sensitive.",
+    "A map with a null or repeated key is null, and so is element_at with a position that is 0, where Spark stops; of a repeated name in JSON text the last one counts.",
+    "JSON text is read strictly, without single quotes, NaN, or anything after its end. Paths are literals without *.",
     "A decimal result that needs more than 38 digits in between, and negating or rounding more than 34, is an error when the pipeline is built.",
 )
 """Where an expression is stricter here than in Spark with ANSI mode off, or gives something else; for the docs."""

@@ -7,10 +7,13 @@ Spark: a string in arithmetic is an error, where Spark would read it as a double
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from difflib import get_close_matches
 from typing import Final
 
+from fordstone.errors import SchemaError
 from fordstone.lang.like import check_like, check_separator, extracting, plain_text, replacing, rust_regex
 from fordstone.lang.schema import (
     BIGINT,
@@ -25,9 +28,12 @@ from fordstone.lang.schema import (
     TIMESTAMP,
     ClashError,
     DataType,
+    Schema,
+    struct_of,
 )
 from fordstone.lang.term import DAY_TIME, DAYS, YEAR_MONTH, Call, Literal, Term, cast
 
+_NESTED_TEXT: Final = re.compile(r"\s*(?:struct|map|array)\s*<", re.IGNORECASE)
 _WIDENING: Final = ("tinyint", "smallint", "int", "bigint", "float", "double")
 _INTEGER_DIGITS: Final = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
 _SCALE_KEPT: Final = 6
@@ -80,7 +86,20 @@ def tightest(left: DataType, right: DataType) -> DataType | None:
     if left.element is not None and right.element is not None:
         inner = tightest(left.element, right.element)
         return None if inner is None else DataType("array", element=inner)
+    if left.fields and [name for name, _ in left.fields] == [name for name, _ in right.fields]:
+        return _tightest_fields(left, right)
     return None
+
+
+def _tightest_fields(left: DataType, right: DataType) -> DataType | None:
+    """Structs with fields of the same names, or maps."""
+    found = []
+    for (name, one), (_, other) in zip(left.fields, right.fields, strict=True):
+        wider = tightest(one, other)
+        if wider is None or left.name != right.name:
+            return None
+        found.append((name, wider))
+    return DataType(left.name, fields=tuple(found))
 
 
 def _wider_decimal(left: DataType, right: DataType) -> DataType:
@@ -112,7 +131,11 @@ def comparable(left: Term, right: Term) -> DataType:
     """The type in which two values are compared; text is read as the other side's type, as Spark does."""
     kinds = (left.type, right.type)
     shared = tightest(*kinds)
-    if shared is not None and (shared.name.startswith("interval") or shared.element is not None):
+    if shared is not None and shared.is_nested:
+        raise ClashError(
+            f"{shared.name}s cannot be compared; compare their parts, such as a.x = b.x, or to_json of both."
+        )
+    if shared is not None and shared.name.startswith("interval"):
         shared = None
     if shared is None and STRING in kinds:
         other = kinds[1] if kinds[0] == STRING else kinds[0]
@@ -178,8 +201,8 @@ def castable(source: DataType, to: DataType) -> bool:
     """Whether CAST is allowed. A value that does not fit is null, or wraps where Spark wraps."""
     if source in {to, NULL}:
         return True
-    if source.element is not None or to.element is not None:
-        return source.element is not None and to.element is not None and castable(source.element, to.element)
+    if source.is_nested or to.is_nested:
+        return _castable_parts(source, to, castable)
     if source.name == "binary" or to.name == "binary":
         return source.name == "string" and to.name == "binary"  # bytes need not be text, so not the other way
     if source.name == "date" or to.name == "date":
@@ -189,10 +212,19 @@ def castable(source: DataType, to: DataType) -> bool:
     return source.name in _TO_ALL and to.name in _TO_ALL
 
 
+def _castable_parts(source: DataType, to: DataType, castable: Callable[[DataType, DataType], bool]) -> bool:
+    """Whether each part of one nested type can be cast to that of the other: fields by their place. Keys may only widen."""
+    if source.name != to.name or len(source.parts) != len(to.parts):
+        return False
+    if source.name == "map" and tightest(source.field("key"), to.field("key")) != to.field("key"):
+        return False
+    return all(castable(one, other) for one, other in zip(source.parts, to.parts, strict=True))
+
+
 def try_castable(source: DataType, to: DataType) -> bool:
     """Whether TRY_CAST is allowed: less than CAST, because ANSI rules have no casts between numbers and times."""
-    if source.element is not None and to.element is not None:
-        return try_castable(source.element, to.element)
+    if source.is_nested and to.is_nested:
+        return _castable_parts(source, to, try_castable)
     times = [kind.name in {"date", "timestamp"} for kind in (source, to)]
     fits = all(times) or not any(times) or "string" in {source.name, to.name} or source == NULL
     return fits and castable(source, to)
@@ -293,6 +325,8 @@ def anything(result: DataType) -> Rule:
 def membership(args: Sequence[Term]) -> Resolved:
     """A value and options of a common type."""
     shared = common(args, strings=True)
+    if shared.fields:
+        raise ClashError(f"{shared.name}s cannot be compared; compare their parts.", 0)
     return tuple(cast(arg, shared) for arg in args), BOOLEAN
 
 
@@ -318,14 +352,15 @@ def same(args: Sequence[Term]) -> Resolved:
 def extreme(args: Sequence[Term]) -> Resolved:
     """Arguments of a common type that has an order."""
     shared = common(args, strings=False)
-    if shared.element is not None:
-        raise ClashError("arrays have no greatest or least.")
+    if shared.is_nested:
+        raise ClashError(f"{shared.name}s have no greatest or least.")
     return tuple(cast(arg, shared) for arg in args), shared
 
 
 def _as_text(term: Term, at: int) -> Term:
-    if term.type.element is not None or term.type in {*_SPANS, BINARY}:
-        raise ClashError(f"text is needed here, but this is {term.type}.", at)
+    if term.type.is_nested or term.type in {*_SPANS, BINARY}:
+        hint = "; write to_json(...)" if term.type.is_nested else ""
+        raise ClashError(f"text is needed here, but this is {term.type}{hint}.", at)
     return cast(term, STRING)
 
 
@@ -427,6 +462,8 @@ def hashed(result: DataType) -> Rule:
         for at, arg in enumerate(args):
             if arg.type in _SPANS:
                 raise ClashError("an interval is not a value of its own and has no hash.", at)
+            if arg.type.contains("struct") or arg.type.contains("map"):
+                raise ClashError(f"{arg.type} has no hash; hash its fields, or to_json(...) of it.", at)
         return tuple(args), result
 
     return rule
@@ -487,21 +524,128 @@ TEXT_ARRAY: Final = DataType("array", element=STRING)
 
 
 def size(args: Sequence[Term]) -> Resolved:
-    """An array."""
-    _element_type(args)
+    """An array or a map."""
+    if args[0].type.name not in {"array", "map"}:
+        raise ClashError(f"an array or a map is needed here, but this is {args[0].type}.", 0)
     return tuple(args), INT
 
 
 def element(args: Sequence[Term]) -> Resolved:
-    """An array and an index."""
-    kind = _element_type(args)
-    return (args[0], _as_kind(args[1], INT, 1)), kind
+    """An array and an index, or a map and a key."""
+    kind = args[0].type
+    if kind.element is not None:
+        return (args[0], _as_kind(args[1], INT, 1)), kind.element
+    if kind.name != "map":
+        hint = "; write from_json(...) or get_json_object(...) for text" if kind == STRING else ""
+        raise ClashError(f"an array or a map is needed here, but this is {kind}{hint}.", 0)
+    key = kind.field("key")
+    if tightest(args[1].type, key) != key:
+        raise ClashError(f"the keys of the map are {key}, but this is {args[1].type}.", 1)
+    return (args[0], cast(args[1], key)), kind.field("value")
 
 
-def _element_type(args: Sequence[Term]) -> DataType:
-    if args[0].type.element is None:
-        raise ClashError(f"an array is needed here, but this is {args[0].type}.", 0)
-    return args[0].type.element
+def element_at(args: Sequence[Term]) -> Resolved:
+    """As `element`, where 0 is no position."""
+    if isinstance(args[1], Literal) and args[0].type.element is not None and args[1].value == 0:
+        raise ClashError("positions are counted from 1, or from -1 backwards.", 1)
+    return element(args)
+
+
+def field(args: Sequence[Term]) -> Resolved:
+    """A struct, or an array of structs, and the name of a field."""
+    holder, name = args[0].type, _known(args, 1)
+    inner = holder if holder.element is None else holder.element
+    if inner.name != "struct":
+        hint = f"; write get_json_object(..., '$.{name}') if it holds JSON" if holder == STRING else ""
+        raise ClashError(f"a struct is needed here, but this is {holder}{hint}.", 0)
+    fields = dict(inner.fields)
+    if name not in fields:
+        lowered = {known.lower(): known for known in fields}
+        near = get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
+        hint = f"Did you mean {lowered[near[0]]!r}?" if near else f"Fields are: {', '.join(fields)}."
+        raise ClashError(f"there is no field {name!r} in this struct. {hint}", 1)
+    return tuple(args), fields[name] if holder.element is None else DataType("array", element=fields[name])
+
+
+def named_struct(args: Sequence[Term]) -> Resolved:
+    """Names, written out, and values in turn."""
+    if len(args) % 2:
+        raise ClashError("names and values stand in turn: named_struct('a', 1, 'b', x).")
+    names = [_known(args, at) for at in range(0, len(args), 2)]
+    for at, name in enumerate(names):
+        if not name or name in names[:at]:
+            raise ClashError(f"two fields are called {name!r}; rename one." if name else "a field has a name.", 2 * at)
+    _needs_values(args[1::2])
+    fields = tuple(zip(names, (arg.type for arg in args[1::2]), strict=True))
+    return tuple(args), DataType("struct", fields=fields)
+
+
+def _needs_values(args: Sequence[Term]) -> None:
+    for arg in args:
+        if arg.type in _SPANS:
+            raise ClashError("an interval is not a value of its own; add it to a timestamp or a date.")
+
+
+def array(args: Sequence[Term]) -> Resolved:
+    """Values of a common type."""
+    _needs_values(args)
+    shared = common(args, strings=True)
+    return tuple(cast(arg, shared) for arg in args), DataType("array", element=shared)
+
+
+def entries(args: Sequence[Term]) -> Resolved:
+    """Keys and values in turn, each of a common type."""
+    if len(args) % 2:
+        raise ClashError("keys and values stand in turn: map('a', 1, 'b', 2).")
+    _needs_values(args)
+    key, value = (common(args[at::2], strings=True) for at in (0, 1))
+    if key.is_nested or key == NULL:
+        raise ClashError(f"the keys of a map are plain values, such as text or numbers, and not {key}.", 0)
+    kind = DataType("map", fields=(("key", key), ("value", value)))
+    return tuple(cast(arg, value if at % 2 else key) for at, arg in enumerate(args)), kind
+
+
+def part_of_map(part: str) -> Rule:
+    """A map; an array of its keys or values."""
+
+    def rule(args: Sequence[Term]) -> Resolved:
+        if args[0].type.name != "map":
+            raise ClashError(f"a map is needed here, but this is {args[0].type}.", 0)
+        return tuple(args), DataType("array", element=args[0].type.field(part))
+
+    return rule
+
+
+def json_path(check: Callable[[str], object]) -> Rule:
+    """Text and a JSON path that is written out."""
+
+    def rule(args: Sequence[Term]) -> Resolved:
+        try:
+            check(_known(args, 1))
+        except ClashError as clash:
+            raise ClashError(clash.message, 1) from None
+        return takes(STRING, STRING, STRING)(args)
+
+    return rule
+
+
+def json_value(args: Sequence[Term]) -> Resolved:
+    """Text and the type to read it as, written out: columns, or one type that has parts."""
+    text = _known(args, 1)
+    try:
+        kind = DataType.parse(text) if _NESTED_TEXT.match(text) else struct_of(dict(Schema.parse(text).columns))
+    except SchemaError as error:
+        raise ClashError(str(error), 1) from None
+    if any(part.name == "map" and part.field("key") != STRING for part in kind.within()):
+        raise ClashError("the names in JSON are text: maps have the form map<string, ...> here.", 1)
+    return (_as_kind(args[0], STRING, 0), args[1]), kind
+
+
+def json_written(args: Sequence[Term]) -> Resolved:
+    """A value with parts."""
+    if not args[0].type.is_nested:
+        raise ClashError(f"a struct, map or array is needed here, but this is {args[0].type}; write struct(...).", 0)
+    return tuple(args), STRING
 
 
 UNITS: Final = (

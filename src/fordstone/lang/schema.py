@@ -1,6 +1,7 @@
 """Column types and schemas, by Spark's names.
 
-A schema is an ordered mapping of column names to types. Both engines get their own types from here and nowhere else.
+A schema is an ordered mapping of column names to types. Both engines get their own types from here and nowhere else. Types are
+read from text as Spark writes them: `struct<a: double, b: array<string>>` and `map<string, double>` too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from difflib import get_close_matches
 from typing import Final
 
 import polars as pl
@@ -55,10 +57,18 @@ _PYTHON_TYPES: Final[dict[type, str]] = {
     dt.date: "date",
     dt.datetime: "timestamp",
     Decimal: "decimal(10,2)",
+    dict: "map<string, string>",
+    list: "array<double>",
 }
 _INTEGERS: Final = ("tinyint", "smallint", "int", "bigint")
-_DECIMAL = re.compile(r"decimal\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
 DECIMAL_DIGITS_MAX: Final = 38
+TYPE_DEPTH_MAX: Final = 32
+"""Maximum number of types inside each other."""
+_KNOWN: Final = ", ".join([*_POLARS, "decimal(p,s)", "array<type>", "map<type, type>", "struct<name: type, ...>"])
+_WORD: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)")
+_FIELD: Final = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:,<>()`]+))\s*(:?)")
+_DIGITS: Final = re.compile(r"\s*\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\)")
+_PLAIN_FIELD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +79,38 @@ class DataType:
     precision: int = 0
     scale: int = 0
     element: DataType | None = None
+    """Of an array."""
+    fields: tuple[tuple[str, DataType], ...] = ()
+    """Of a struct; a map has the two fields `key` and `value`."""
 
     @classmethod
     def parse(cls, text: str) -> DataType:
-        """Read a type by name: `"double"`, `"decimal(10,2)"`, `"array<string>"`."""
-        name = " ".join(text.strip().lower().split())
-        if name.startswith("array<") and name.endswith(">"):
-            return cls("array", element=cls.parse(name[6:-1]))
-        if (decimal := _DECIMAL.fullmatch(name)) is not None:
-            precision = int(decimal[1]) if decimal[1] else 10
-            scale = int(decimal[2]) if decimal[2] else 0
-            if not (1 <= precision <= DECIMAL_DIGITS_MAX and 0 <= scale <= precision):
-                raise SchemaError(f"type {text!r}: a decimal has 1 to 38 digits, at most all of them after the point.")
-            return cls("decimal", precision=precision, scale=scale)
-        name = _ALIASES.get(name, name)
-        if name not in _POLARS:
-            known = ", ".join([*_POLARS, "decimal(p,s)", "array<type>"])
-            raise SchemaError(f"unknown type {text!r}. Types are: {known}.")
-        return cls(name)
+        """Read a type: `"double"`, `"decimal(10,2)"`, `"array<string>"`, `"struct<a: double, b: map<string, int>>"`."""
+        reader = _TypeText(text)
+        found = reader.type()
+        reader.expect_end()
+        return found
+
+    @classmethod
+    def of(cls, given: TypeLike | object) -> DataType:
+        """A type from its text, or from a dict of the fields of a struct. Raises `SchemaError` for anything else."""
+        if isinstance(given, DataType):
+            return given
+        if isinstance(given, str):
+            return cls.parse(given)
+        if isinstance(given, Mapping):
+            return struct_of({name: cls.of(kind) for name, kind in given.items()})
+        raise SchemaError(_type_advice(given))
 
     @classmethod
     def from_polars(cls, dtype: pl.DataType | type[pl.DataType]) -> DataType:
         """The type of a Polars column, where there is one of the same meaning."""
         if isinstance(dtype, pl.List | pl.Array):
             return cls("array", element=cls.from_polars(dtype.inner))  # type: ignore[arg-type]
+        if isinstance(dtype, pl.Map):
+            return map_of(cls.from_polars(dtype.key), cls.from_polars(dtype.value))  # type: ignore[arg-type]
+        if isinstance(dtype, pl.Struct):
+            return struct_of({field.name: cls.from_polars(field.dtype) for field in dtype.fields})  # type: ignore[arg-type]
         if isinstance(dtype, pl.Decimal):
             return cls("decimal", precision=dtype.precision or DECIMAL_DIGITS_MAX, scale=dtype.scale)
         if isinstance(dtype, pl.Datetime):
@@ -109,9 +127,37 @@ class DataType:
         """The Polars type that columns of this type have on the edge."""
         if self.element is not None:
             return pl.List(self.element.polars)
+        if self.name == "map":
+            return pl.Map(self.field("key").polars, self.field("value").polars)
+        if self.name == "struct":
+            return pl.Struct({name: kind.polars for name, kind in self.fields})
         if self.name == "decimal":
             return pl.Decimal(self.precision, self.scale)
         return _POLARS[self.name]
+
+    def field(self, name: str) -> DataType:
+        """The type of a field. Raises `KeyError` if there is none of this name."""
+        return dict(self.fields)[name]
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether values have parts: arrays, maps and structs."""
+        return self.element is not None or bool(self.fields)
+
+    @property
+    def parts(self) -> tuple[DataType, ...]:
+        """The types directly inside this one."""
+        return tuple(kind for _, kind in self.fields) if self.element is None else (self.element,)
+
+    def within(self) -> Iterator[DataType]:
+        """This type, and all types inside it."""
+        yield self
+        for part in self.parts:
+            yield from part.within()
+
+    def contains(self, name: str) -> bool:
+        """Whether this is a type of this name, or has one inside."""
+        return any(kind.name == name for kind in self.within())
 
     @property
     def is_integer(self) -> bool:
@@ -128,7 +174,114 @@ class DataType:
     def __str__(self) -> str:
         if self.element is not None:
             return f"array<{self.element}>"
+        if self.name == "map":
+            return f"map<{self.field('key')}, {self.field('value')}>"
+        if self.name == "struct":
+            return f"struct<{', '.join(f'{_field_text(name)}: {kind}' for name, kind in self.fields)}>"
         return f"decimal({self.precision},{self.scale})" if self.name == "decimal" else self.name
+
+
+TypeLike = str | DataType | Mapping[str, "TypeLike"]
+"""How a type is given: by its text, or a struct by a dict of its fields."""
+
+
+def struct_of(fields: Mapping[str, DataType]) -> DataType:
+    """A struct with these fields. Raises `SchemaError` for what no engine could name."""
+    if not fields:
+        raise SchemaError("a struct has at least one field: struct<name: type>.")
+    for name in fields:
+        if not isinstance(name, str) or not name:
+            raise SchemaError(f"field {name!r}: a name is a non-empty string.")
+    return DataType("struct", fields=tuple(fields.items()))
+
+
+def map_of(key: DataType, value: DataType) -> DataType:
+    """A map. Raises `SchemaError` if keys of this type have no order or no equality that engines agree on."""
+    if key.is_nested or key.name == "null":
+        raise SchemaError(f"the keys of a map are plain values, such as text or numbers, and not {key}.")
+    return DataType("map", fields=(("key", key), ("value", value)))
+
+
+def _field_text(name: str) -> str:
+    return name if _PLAIN_FIELD.fullmatch(name) else "`" + name.replace("`", "``") + "`"
+
+
+class _TypeText:
+    """Reads types from text, from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+
+    def type(self, depth: int = 1) -> DataType:
+        found = _WORD.match(self._text, self._at)
+        if found is None or depth > TYPE_DEPTH_MAX:
+            raise self._fail("types are nested too deeply" if found else "a type is missing")
+        self._at = found.end()
+        word = found[1].lower()
+        if word == "array" and self._take("<"):
+            return self._closed(DataType("array", element=self.type(depth + 1)))
+        if word == "map" and self._take("<"):
+            key = self.type(depth + 1)
+            if not self._take(","):
+                raise self._fail("a map has a key and a value: map<string, double>")
+            return self._closed(map_of(key, self.type(depth + 1)))
+        if word == "struct" and self._take("<"):
+            return self._closed(struct_of(self.columns(depth + 1)))
+        if word in {"decimal", "dec", "numeric"}:
+            return self._decimal()
+        name = _ALIASES.get(word, word)
+        if name not in _POLARS:
+            near = get_close_matches(word, [*_POLARS, *_ALIASES, "decimal", "array", "map", "struct"], n=1, cutoff=0.7)
+            hint = f"Did you mean {near[0]}? " if near and near[0] != word else ""
+            raise SchemaError(f"unknown type {found[1]!r}{self._where(found[1])}. {hint}Types are: {_KNOWN}.")
+        return DataType(name)
+
+    def columns(self, depth: int = 1) -> dict[str, DataType]:
+        """Names with their types, separated by commas."""
+        found: dict[str, DataType] = {}
+        while True:
+            field = _FIELD.match(self._text, self._at)
+            if field is None:
+                raise self._fail("a name with its type is missing, such as a: double")
+            self._at = field.end()
+            name = field[2] or field[1].replace("``", "`")
+            if name in found:
+                raise self._fail(f"two are named {name!r}")
+            found[name] = self.type(depth)
+            if not self._take(","):
+                return found
+
+    def expect_end(self) -> None:
+        if rest := self._text[self._at :].strip():
+            raise self._fail(f"{rest!r} was not expected")
+
+    def _decimal(self) -> DataType:
+        precision, scale = 10, 0
+        if (digits := _DIGITS.match(self._text, self._at)) is not None:
+            self._at = digits.end()
+            precision, scale = int(digits[1]), int(digits[2] or 0)
+        if not (1 <= precision <= DECIMAL_DIGITS_MAX and 0 <= scale <= precision):
+            raise self._fail("a decimal has 1 to 38 digits, at most all of them after the point")
+        return DataType("decimal", precision=precision, scale=scale)
+
+    def _closed(self, kind: DataType) -> DataType:
+        if not self._take(">"):
+            raise self._fail("'>' is missing")
+        return kind
+
+    def _take(self, mark: str) -> bool:
+        rest = self._text[self._at :].lstrip()
+        if not rest.startswith(mark):
+            return False
+        self._at = len(self._text) - len(rest) + len(mark)
+        return True
+
+    def _where(self, word: str) -> str:
+        return f" in {self._text!r}" if self._text.strip() != word else ""
+
+    def _fail(self, message: str) -> SchemaError:
+        return SchemaError(f"type {self._text!r}: {message}.")
 
 
 BOOLEAN: Final = DataType("boolean")
@@ -158,7 +311,7 @@ class Schema(Mapping[str, DataType]):
     columns: tuple[tuple[str, DataType], ...]
 
     @classmethod
-    def of(cls, columns: Mapping[str, str | DataType]) -> Schema:
+    def of(cls, columns: Mapping[str, TypeLike]) -> Schema:
         """Check and build a schema from names and types."""
         if not isinstance(columns, Mapping):
             raise SchemaError(
@@ -174,12 +327,21 @@ class Schema(Mapping[str, DataType]):
                 raise SchemaError(
                     f"column {name!r}: Polars would take this name for a pattern of names. Choose another."
                 )
-            if not isinstance(kind, str | DataType):
-                raise SchemaError(f"column {name!r}: {_type_advice(kind)}")
-            fields.append((name, kind if isinstance(kind, DataType) else DataType.parse(kind)))
+            try:
+                fields.append((name, DataType.of(kind)))
+            except SchemaError as error:
+                raise SchemaError(f"column {name!r}: {error}") from None
         if not fields:
             raise SchemaError("a schema has at least one column.")
         return cls(tuple(fields))
+
+    @classmethod
+    def parse(cls, text: str) -> Schema:
+        """Read columns as Spark writes them: `device string, sensor struct<name: string, temp: double>`."""
+        reader = _TypeText(text)
+        columns = reader.columns()
+        reader.expect_end()
+        return cls.of(columns)
 
     @classmethod
     def stored(cls, columns: Mapping[str, str]) -> Schema:

@@ -115,6 +115,17 @@ def _write(term: Term) -> tuple[str, int]:
     return _write_call(term)
 
 
+def field_name(term: Call) -> str:
+    """The name in `a.name`."""
+    return str(term.args[1].value) if isinstance(term.args[1], Literal) else ""
+
+
+def _holder(term: Term) -> str:
+    """What stands before a dot or a bracket."""
+    text, binds = _write(term)
+    return text if binds >= _ATOM and not text.startswith("CASE ") else f"({text})"
+
+
 def _operand(term: Term, at_least: int) -> str:
     text, binds = _write(term)
     return text if binds >= at_least else f"({text})"
@@ -126,7 +137,7 @@ def _write_call(term: Call) -> tuple[str, int]:
     args = term.args
     match term.function:
         case "cast" | "try_cast":
-            return f"{term.function.upper()}({render(args[0])} AS {str(term.type).upper()})", _ATOM
+            return f"{term.function.upper()}({render(args[0])} AS {_type_text(term.type)})", _ATOM
         case "negative":
             # A bare number after a minus sign would read as a negative literal.
             inner = args[0].args[0] if isinstance(args[0], Call) and args[0].implicit else args[0]
@@ -142,7 +153,9 @@ def _write_call(term: Call) -> tuple[str, int]:
         case "count" if not args:
             return "count(*)", _ATOM
         case "element":
-            return f"{_operand(args[0], _ATOM)}[{render(args[1])}]", _ATOM
+            return f"{_holder(args[0])}[{render(args[1])}]", _ATOM
+        case "field":
+            return f"{_holder(args[0])}.{quoted_name(field_name(term))}", _ATOM
         case name:
             return written_call(name, list(map(render, args))), _ATOM
 
@@ -151,6 +164,10 @@ def written_call(name: str, args: Sequence[str]) -> str:
     """A call as it is written. The name of an aggregate of different values ends in DISTINCT, which stands before its argument."""
     function, _, distinct = name.partition(" ")
     return f"{function}({f'{distinct.upper()} ' if distinct else ''}{', '.join(args)})"
+
+
+def _type_text(kind: DataType) -> str:
+    return str(kind) if kind.contains("struct") else str(kind).upper()  # names of fields stay as they are
 
 
 def _written_predicate(term: Call) -> tuple[str, int] | None:

@@ -16,7 +16,7 @@ from fordstone.errors import PipelineError, SchemaError
 from fordstone.lang.dialect import quoted_name
 from fordstone.lang.expression import Expression, expand, parse, parse_predicate
 from fordstone.lang.polars.lower import to_polars
-from fordstone.lang.schema import Schema
+from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.base import (
     DELETE,
     OP,
@@ -50,12 +50,13 @@ def projection(step: p.Select | p.WithColumns, schema: Schema) -> list[Expressio
 
 
 def exploded_columns(step: p.Explode, schema: Schema) -> tuple[Expression, Schema]:
-    """The array expression, and the schema with a column of its elements."""
+    """The array or map, and the schema with a column of its elements; an entry of a map is a struct of `key` and `value`."""
     array = parse(step.expression, schema)
-    if array.type.element is None:
-        raise SchemaError(f"flat_map needs an array to take apart; {array.sql} has type {array.type}.")
+    element = DataType("struct", fields=array.type.fields) if array.type.name == "map" else array.type.element
+    if element is None:
+        raise SchemaError(f"flat_map needs an array or a map to take apart; {array.sql} has type {array.type}.")
     columns = {name: kind for name, kind in schema.items() if name != array.name}
-    return array, Schema.of(columns | {array.name: array.type.element})
+    return array, Schema.of(columns | {array.name: element})
 
 
 def tag_branch(branch: int) -> Stateless:
@@ -165,7 +166,10 @@ class ExplodeFamily(Family[p.Explode]):
     def make(self, step: p.Explode, context: OperatorContext) -> Operator:
         schema = context.types[step.input].schema
         array, out = exploded_columns(step, schema)
-        return Stateless(partial(_explode, array=to_polars(array, schema), name=array.name, columns=list(out)))
+        lists = to_polars(array, schema)
+        if array.type.name == "map":
+            lists = lists.map.entries()
+        return Stateless(partial(_explode, array=lists, name=array.name, columns=list(out)))
 
     def title(self, step: p.Explode) -> str:
         return f"a row for each element of {step.expression}"

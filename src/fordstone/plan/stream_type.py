@@ -82,8 +82,15 @@ def key_columns(keys: Sequence[str], schema: Schema, *, what: str = "group_by") 
 def plain_keys(keys: Sequence[str], schema: Schema, *, what: str = "group_by") -> None:
     """Refuse keys that do not exist, or that no table can be kept by."""
     for key in key_columns(keys, schema, what=what):
-        if schema[key].element is not None:
-            raise SchemaError(f"{what}: column {key!r} is an array, which cannot be a key here.")
+        if schema[key].is_nested:
+            kind = schema[key]
+            hint = {
+                "struct": f" Use its fields: {key}.{kind.fields[0][0] if kind.fields else ''}",
+                "map": " Use a value of it",
+            }
+            raise SchemaError(
+                f"{what}: column {key!r} is {kind}, which cannot be a key.{hint.get(kind.name, ' Use an element')}, in a column of its own."
+            )
 
 
 def late_rows(step: p.Step, stream: StreamType) -> Derived:

@@ -121,7 +121,10 @@ _HLL, _KLL, _ALL = "__hll", "__kll", "__all"
 
 def column_bytes(kind: DataType) -> int:
     """About how wide a value is."""
-    return ARRAY_ELEMENTS * column_bytes(kind.element) if kind.element is not None else _BYTES[kind.name]
+    if kind.is_nested:
+        elements = 1 if kind.name == "struct" else ARRAY_ELEMENTS
+        return elements * sum(map(column_bytes, kind.parts))
+    return _BYTES[kind.name]
 
 
 def row_bytes(schema: Schema) -> int:
@@ -196,9 +199,10 @@ def describe_saving(found: Saving, crosses: Schema, *, filters: bool, explodes: 
 def assumptions(schemas: list[Schema]) -> str:
     """What the figures rest on, in one line."""
     kinds = [kind for schema in schemas for kind in schema.values()]
-    guessed = [f"text as {TEXT_BYTES} bytes"] if any(kind.name in {"string", "binary"} for kind in kinds) else []
-    if any(kind.element is not None for kind in kinds):
-        guessed.append(f"arrays as {ARRAY_ELEMENTS} elements")
+    has_text = any(part.name in {"string", "binary"} for kind in kinds for part in kind.within())
+    guessed = [f"text as {TEXT_BYTES} bytes"] if has_text else []
+    if any(kind.contains("array") or kind.contains("map") for kind in kinds):
+        guessed.append(f"arrays and maps as {ARRAY_ELEMENTS} elements")
     return f"estimated from the types of columns, before compression{''.join(f', {text}' for text in guessed)}"
 
 

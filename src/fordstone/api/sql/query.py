@@ -36,6 +36,7 @@ from fordstone.lang.sql.syntax import (
     placed,
 )
 from fordstone.plan import plan as p
+from fordstone.plan.ids import free_name
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 
 if TYPE_CHECKING:
@@ -258,10 +259,14 @@ class _Builder:
 
     def _projected(self, stream: Stream, scope: Scope, select: Select, name: str | None, bounds: RankBounds) -> Stream:
         trees: list[tuple[exp.Expr, int]] = []
+        stream, exploded = self._exploded(stream, scope, select)
         overs = Overs(stream, scope, bounds)
         for item in select.items:
             if isinstance(item, Star):
                 trees += [(tree, item.at) for tree in self._starred(item, scope)]
+                continue
+            if item.at in exploded:
+                trees += [(tree, item.at) for tree in exploded[item.at]]
                 continue
             tree = self._item_tree(item, scope)
             if has_over(tree):
@@ -287,6 +292,31 @@ class _Builder:
             return stream
         with placed(self._text, select.at):
             return stream.select(*(found.sql for found in columns), name=name)
+
+    def _exploded(self, stream: Stream, scope: Scope, select: Select) -> tuple[Stream, dict[int, list[exp.Expr]]]:
+        """The stream with one row per element of `explode(...)`, if it is selected, and the columns that it is, by its place."""
+        calls = [item for item in select.items if isinstance(item, Expr) and _explode_of(item.tree) is not None]
+        if not calls:
+            return stream, {}
+        if len(calls) > 1:
+            raise self._fail("explode stands once in SELECT. Explode the other in a query of its own.", calls[1].at)
+        (item,) = calls
+        call, names = _explode_of(item.tree) or (item.tree, ())
+        if len(call.args.get("expressions") or ()) != 1:
+            raise self._fail("explode takes one array or map: explode(items) AS item.", item.at)
+        with placed(self._text, item.at):
+            given = parse(scope.resolved(call.args["expressions"][0]), stream.schema, text=self._text)
+            if given.type.name not in {"array", "map"}:
+                raise self._fail(f"explode needs an array or a map, but this is {given.type}.", item.at)
+            parts = ("key", "value") if given.type.name == "map" else ()
+            if len(names) not in {0, len(parts) or 1}:
+                raise self._fail("explode of a map is two columns: explode(m) AS (k, v); of an array one.", item.at)
+            element = free_name("element", set(stream.schema))
+            taken = stream.flat_map(f"{given.sql} AS {quoted_name(element)}")
+        if not parts:
+            return taken, {item.at: [named(column(element), *(names or ("col",)))]}
+        fields = [exp.Dot(this=column(element), expression=exp.Identifier(this=part, quoted=True)) for part in parts]
+        return taken, {item.at: [named(tree, name) for tree, name in zip(fields, names or parts, strict=True)]}
 
     def _item_tree(self, item: Expr, scope: Scope) -> exp.Expr:
         body, alias = split_alias(item.tree)
@@ -328,6 +358,16 @@ def _without(where: Expr | None, bounds: RankBounds) -> Expr | None:
     for further in left[1:]:
         tree = exp.And(this=tree, expression=further)
     return Expr(tree=tree, at=where.at)
+
+
+def _explode_of(tree: exp.Expr) -> tuple[exp.Expr, tuple[str, ...]] | None:
+    """The call and the names that AS gives, if an item is `explode(...)`."""
+    body, alias = split_alias(tree)
+    names: tuple[str, ...] = () if alias is None else (alias,)
+    if isinstance(tree, exp.Aliases):
+        body, names = tree.this, tuple(str(name.this) for name in tree.expressions)
+    is_call = isinstance(body, exp.Anonymous) and str(body.args["this"]).lower() == "explode"
+    return (body, names) if is_call else None
 
 
 def _member(name: str | None, stream: Stream) -> Member:

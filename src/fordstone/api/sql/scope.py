@@ -51,7 +51,11 @@ class Scope:
             if isinstance(node, exp.Anonymous):
                 node.set("this", str(node.args["this"]).lower())
             if isinstance(node, exp.Column) and not isinstance(node.args["this"], exp.Star):
-                self._resolve(node)
+                found = self._resolve(node)
+                if node is tree:
+                    tree = found
+                else:
+                    node.replace(found)
         return tree
 
     def condition(self, given: Expr) -> exp.Expr:
@@ -69,29 +73,29 @@ class Scope:
         there = f"There {'is' if len(names) == 1 else 'are'} {', '.join(names)}." if names else "It has no name here."
         raise self.fail(f"there is no stream {table!r} in FROM. {there}", at)
 
-    def _resolve(self, node: exp.Column) -> None:
+    def _resolve(self, node: exp.Column) -> exp.Expr:
+        """`temp` or `r.temp`, and fields of it: a name before a dot is a stream if that has the column, or else a column."""
         at = offset_of(node)
-        if node.args.get("db") is not None:
-            raise self.fail("a column is written with the name of its stream at most: r.temp.", at)
-        identifier, table = node.args["this"], node.args.get("table")
-        if not isinstance(identifier, exp.Identifier):
+        parts = [node.args[part] for part in ("catalog", "db", "table", "this") if node.args.get(part) is not None]
+        if not all(isinstance(part, exp.Identifier) for part in parts):
             raise self.fail("this is not the name of a column; write it in backticks if it is meant as one.", at)
-        name = str(identifier.args["this"])
-        if table is not None:
-            columns = self.columns_of(str(table.args["this"]), at or 0)
-            if name not in columns:
-                raise self.fail(
-                    f"there is no column {name!r} in {table.args['this']}. Columns are: {', '.join(columns)}.", at
-                )
-            actual = columns[name]
+        first, *others = (str(part.args["this"]) for part in parts)
+        member = next((member for member in self.members if others and member.name == first), None)
+        if member is not None and others[0] in member.columns:
+            actual, taken = member.columns[others[0]], 2
+        elif not others or any(first in member.columns for member in self.members):
+            actual, taken = self._unqualified(first, at), 1
         else:
-            actual = self._unqualified(name, at)
+            columns = self.columns_of(first, at or 0)
+            raise self.fail(f"there is no column {others[0]!r} in {first}. Columns are: {', '.join(columns)}.", at)
         made = exp.Identifier(this=actual, quoted=True)
-        made.meta.update(identifier.meta)
-        if table is not None and "start" in table.meta:
-            made.meta["start"] = table.meta["start"]
-        node.set("table", None)
-        node.set("this", made)
+        made.meta.update(parts[taken - 1].meta)
+        if "start" in parts[0].meta:
+            made.meta["start"] = parts[0].meta["start"]
+        found: exp.Expr = exp.Column(this=made)
+        for part in parts[taken:]:
+            found = exp.Dot(this=found, expression=part.copy())
+        return found
 
     def _unqualified(self, name: str, at: int | None) -> str:
         having = [member for member in self.members if name in member.columns]

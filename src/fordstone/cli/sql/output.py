@@ -57,11 +57,13 @@ def _texts(values: pl.Series) -> pl.Series:
         texts = pl.select(pl.when(whole).then(values).otherwise(values.round(DECIMALS)).cast(pl.String)).to_series()
     elif kind == pl.Binary:
         texts = values.bin.encode("hex")
+    elif isinstance(kind, pl.Struct | pl.Map):
+        texts = pl.Series([None if one is None else str(one) for one in values.to_list()], dtype=pl.String)
     elif isinstance(kind, pl.List):
         texts = pl.Series([None if one is None else str(one.to_list()) for one in values], dtype=pl.String)
     else:
         texts = values.cast(pl.String)
-    if kind in {pl.String, pl.List} and texts.str.contains(UNSAFE).any():
+    if (kind == pl.String or kind.is_nested()) and texts.str.contains(UNSAFE).any():
         texts = pl.Series([None if one is None else safe(one) for one in texts], dtype=pl.String)
     return texts.fill_null(NULL).alias(values.name)
 
@@ -90,7 +92,7 @@ class Order:
         """Sort aggregates by time, then by the other columns."""
         if stream.row_wise:
             return cls(key=stream.upsert_key)
-        plain = [name for name, kind in stream.schema.items() if kind.element is None]
+        plain = [name for name, kind in stream.schema.items() if not kind.is_nested]
         times = [name for name in plain if stream.schema[name] == TIMESTAMP]
         return cls(key=stream.upsert_key, by=(*times, *(name for name in plain if name not in times)))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 import numpy as np
@@ -220,21 +221,37 @@ def json_types(schema: Schema) -> pl.Schema:
     """What to ask of the JSON parser: numbers and booleans strictly typed, the rest as text. Refuses what it cannot give."""
     types: dict[str, pl.DataType] = {}
     for name, kind in schema.items():
-        innermost = kind
-        while innermost.element is not None:
-            innermost = innermost.element
-        if kind.element is not None and innermost.name in {"decimal", "binary", "null"}:
-            raise SchemaError(f"column {name!r}: JSON lines cannot hold {kind}. Use array<string>, parquet or arrow.")
+        for part in kind.within():
+            if kind.is_nested and part.name in {"binary", "null"}:
+                raise SchemaError(
+                    f"column {name!r}: JSON lines cannot hold {kind}. Use string in it, parquet or arrow."
+                )
+            if part.name == "map" and part.field("key").name != "string":
+                raise SchemaError(
+                    f"column {name!r}: names in JSON are text, so JSON lines cannot hold {part}. Use map<string, ...>, parquet or arrow."
+                )
         if kind.name != "null":
-            types[name] = _JSON_TYPES.get(kind.name, kind.polars)
+            types[name] = _json_type(kind)
     return pl.Schema(types)
 
 
-def check_flat(schema: Schema, *, where: str) -> None:
-    """Refuse what a CSV file cannot hold."""
+def _json_type(kind: DataType) -> pl.DataType:
+    if kind.element is not None:
+        return pl.List(_json_type(kind.element))
+    if kind.name == "map":
+        return pl.Map(pl.String(), _json_type(kind.field("value")))
+    if kind.name == "struct":
+        return pl.Struct({name: _json_type(inner) for name, inner in kind.fields})
+    return _JSON_TYPES.get(kind.name, kind.polars)
+
+
+def check_flat(schema: Schema, *, where: str, instead: str) -> None:
+    """Refuse what a CSV file cannot hold. `instead`: what to write."""
     for name, kind in schema.items():
-        if kind.element is not None:
-            raise SchemaError(f"{where}: column {name!r} is {kind}, and CSV has no lists. Use jsonl, parquet or arrow.")
+        if kind.is_nested:
+            raise SchemaError(
+                f"{where}: column {name!r} is {kind}, and a cell of CSV is one value. {instead} Or use jsonl, parquet or arrow."
+            )
 
 
 def from_json(read: pl.DataFrame, schema: Schema, *, time_unit: str) -> Cells:
@@ -262,17 +279,78 @@ def _finish(read: pl.DataFrame, schema: Schema, converters: Mapping[str, _Conver
         if name not in read.columns or kind.name == "null":
             columns.append(pl.Series(name, dtype=kind.polars).extend_constant(None, read.height))
             continue
-        given = made = read.get_column(name)
-        if kind.name == "timestamp":
-            made = _timestamps(given, kind, time_unit)
-        elif kind.name in converters:
-            made = converters[kind.name](given, kind)
+        given = read.get_column(name)
+        made = _converted(given, kind, converters, time_unit)
         columns.append(made.alias(name))
-        if made.null_count() > given.null_count():
-            for place in (made.is_null() & given.is_not_null()).arg_true().to_list():
-                hint = _unit_hint(given[place], time_unit) if kind.name == "timestamp" else ""
-                bad.setdefault(place, reason(name, given[place], kind) + hint)
+        lost = lost_values(given, made)
+        for place in () if lost is None else lost.arg_true().to_list():
+            hint = _unit_hint(given[place], time_unit) if kind.name == "timestamp" else ""
+            bad.setdefault(place, reason(name, given[place], kind) + hint)
     return Cells(frame=pl.DataFrame(columns), bad=bad)
+
+
+def _converted(given: pl.Series, kind: DataType, converters: Mapping[str, _Convert], time_unit: str) -> pl.Series:
+    """A column in its declared type, and the parts of its values likewise."""
+    if kind.name == "timestamp":
+        return _timestamps(given, kind, time_unit)
+    if kind.name in converters:
+        return converters[kind.name](given, kind)
+    if not any(part.name == "timestamp" or part.name in converters for part in kind.within()):
+        return given
+
+    def part(inner: DataType, value: pl.Expr) -> pl.Expr:
+        return value.map_batches(
+            lambda values: _converted(values, inner, converters, time_unit),
+            return_dtype=inner.polars,
+            is_elementwise=True,
+        )
+
+    def fields(value: pl.Expr) -> pl.Expr:
+        return pl.struct(part(inner, value.struct.field(name)).alias(name) for name, inner in kind.fields)
+
+    column = pl.col(given.name)
+    if kind.element is not None:
+        made = column.list.eval(part(kind.element, pl.element()))
+    elif kind.name == "map":
+        made = column.map.entries().list.eval(fields(pl.element())).list.to_map()
+    else:
+        made = pl.when(column.is_not_null()).then(fields(column))
+    return given.to_frame().select(made.alias(given.name)).to_series()
+
+
+def lost_values(given: pl.Series, made: pl.Series) -> pl.Series | None:
+    """In which rows a value, or a part of one, became null in the conversion; None if in none."""
+    lost = made.is_null() & given.is_not_null() if made.null_count() > given.null_count() else None
+    if isinstance(made.dtype, pl.Struct) and isinstance(given.dtype, pl.Struct):
+        there = {field.name for field in given.dtype.fields}
+        shared = [field.name for field in made.dtype.fields if field.name in there]
+        inner = [lost_values(given.struct.field(name), made.struct.field(name)) for name in shared]
+        return reduce(_either, inner, lost)
+    if isinstance(made.dtype, pl.Map) and isinstance(given.dtype, pl.Map):
+        return _either(lost, _lost_elements(_map_values(given), _map_values(made)))
+    if isinstance(made.dtype, pl.List) and isinstance(given.dtype, pl.List):
+        return _either(lost, _lost_elements(given, made))
+    return lost
+
+
+def _map_values(maps: pl.Series) -> pl.Series:
+    return maps.to_frame().select(pl.first().map.values()).to_series()
+
+
+def _lost_elements(given: pl.Series, made: pl.Series) -> pl.Series | None:
+    lengths = given.list.len().fill_null(0)
+    lost = lost_values(given.filter(lengths > 0).explode(), made.filter(lengths > 0).explode())
+    if lost is None:
+        return None
+    found = np.zeros(len(given), dtype=np.bool_)
+    found[np.repeat(np.arange(len(given)), lengths.to_numpy())[lost.to_numpy()]] = True
+    return pl.Series(found)
+
+
+def _either(one: pl.Series | None, other: pl.Series | None) -> pl.Series | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return one | other
 
 
 def reason(column: str, value: object, kind: DataType) -> str:

@@ -71,6 +71,8 @@ def newlines(data: bytes) -> Offsets:
 
 _WHITE: Final = b" \t\r"
 _INTEGER_BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_TYPED: Final = frozenset({*_INTEGER_BITS, "boolean", "float", "double", "array", "map", "struct"})
+"""Types that the parser checks; all others are text to it."""
 
 
 class JsonLines(LineFormat):
@@ -87,7 +89,7 @@ class JsonLines(LineFormat):
         self._types = json_types(schema)
         self._time_unit = time_unit
         self._typed = {
-            name: kind for name, kind in schema.items() if kind.name in {*_INTEGER_BITS, "boolean", "float", "double"}
+            name: kind for name, kind in schema.items() if any(part.name in _TYPED for part in kind.within())
         }
 
     def begin(self, data: FileBytes, limit: int | None, *, complete: bool) -> int | None:
@@ -141,6 +143,10 @@ class JsonLines(LineFormat):
 
 
 def _fits(value: object, kind: DataType) -> bool:
+    if kind.is_nested:
+        return _parts_fit(value, kind)
+    if kind.name not in _TYPED:
+        return True
     if kind.name == "boolean":
         return isinstance(value, bool)
     if isinstance(value, bool):
@@ -149,6 +155,18 @@ def _fits(value: object, kind: DataType) -> bool:
         return isinstance(value, int | float)
     bits = _INTEGER_BITS[kind.name]
     return isinstance(value, int) and -(1 << (bits - 1)) <= value < 1 << (bits - 1)
+
+
+def _parts_fit(value: object, kind: DataType) -> bool:
+    if kind.element is not None:
+        element = kind.element
+        return isinstance(value, list) and all(one is None or _fits(one, element) for one in value)
+    if not isinstance(value, dict):
+        return False
+    if kind.name == "map":
+        inner = kind.field("value")
+        return all(one is None or _fits(one, inner) for one in value.values())
+    return all(value.get(name) is None or _fits(value[name], inner) for name, inner in kind.fields)
 
 
 HEADER_BYTES_MAX: Final = 1 << 20
@@ -167,7 +185,7 @@ class CsvRows(LineFormat):
     spans_lines = True
 
     def __init__(self, path: Path, schema: Schema, *, delimiter: str, header: bool, time_unit: str) -> None:
-        check_flat(schema, where=str(path))
+        check_flat(schema, where=str(path), instead="Declare it as string, and read JSON in it with from_json(...).")
         self._path = path
         self._schema = schema
         self._delimiter = delimiter

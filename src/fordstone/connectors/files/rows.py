@@ -214,7 +214,7 @@ def _format(settings: FileSettings, stream: SinkStream) -> FileFormat:
     if settings.format == "jsonl":
         json_types(stream.schema)
     if settings.format == "csv":
-        check_flat(stream.schema, where=f"sink {stream.step}")
+        check_flat(stream.schema, where=f"sink {stream.step}", instead="Write it as text with to_json(...).")
         if len(stream.schema) == 1:
             raise SinkError(
                 f"sink {stream.step}: CSV of one column cannot tell null from a blank line. Use jsonl, parquet or arrow."

@@ -15,6 +15,7 @@ import polars as pl
 
 from fordstone.connectors.base import Chunk, Reader, Rejected
 from fordstone.connectors.files.bytes import Mark, unreadable
+from fordstone.connectors.files.cells import lost_values
 from fordstone.errors import SourceError
 from fordstone.lang.schema import DataType, Schema
 from fordstone.plan.ids import Position
@@ -162,7 +163,7 @@ class TableReader(Reader):
                 continue
             given = frame.get_column(name)
             made = given if given.dtype == kind.polars else _cast(given, kind)
-            lost = made.is_null() & given.is_not_null() if made.null_count() > given.null_count() else None
+            lost = None if made is given else lost_values(given, made)
             if kind.name == "float" and given.dtype == pl.Float64 and made.is_infinite().any():
                 lost = (made.is_infinite() & given.is_finite()).fill_null(value=False)
             if lost is not None:
@@ -199,6 +200,14 @@ def _castable(found: pl.DataType, kind: DataType) -> bool:
         return True
     if kind.element is not None:
         return isinstance(found, pl.List | pl.Array) and _castable(found.inner, kind.element)  # type: ignore[arg-type]
+    if kind.name == "map":
+        parts = [(found.key, "key"), (found.value, "value")] if isinstance(found, pl.Map) else []
+        return bool(parts) and all(_castable(part, kind.field(name)) for part, name in parts)  # type: ignore[arg-type]
+    if kind.name == "struct":
+        # Fields are matched by name, as columns are; those that the file lacks are null.
+        there = {field.name: field.dtype for field in found.fields} if isinstance(found, pl.Struct) else {}
+        shared = [(there[name], inner) for name, inner in kind.fields if name in there]
+        return bool(shared) and all(_castable(part, inner) for part, inner in shared)  # type: ignore[arg-type]
     if kind.name == "string":
         return isinstance(found, _TEXTS)
     if kind.name == "timestamp":

@@ -363,7 +363,7 @@ def nondeterministic_sinks(plan: p.Plan, types: Mapping[p.Input, StreamType]) ->
 
 
 def _is_sketch(kind: DataType) -> bool:
-    return kind.element is not None or kind.name == "binary"
+    return kind.is_nested or kind.name == "binary"
 
 
 def extra_rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import polars as pl
@@ -39,8 +40,8 @@ def cast(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:
         return value
     if source.name == "null":
         return value.cast(to.polars)
-    if source.element is not None and to.element is not None:
-        return value.list.eval(cast(pl.element(), source.element, to.element))
+    if to.is_nested:
+        return _by_part(value, source, to, cast)
     if to.name == "string":
         return _to_text(value, source)
     if source.name == "string":
@@ -64,8 +65,8 @@ def cast(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:
 
 def try_cast(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:
     """As `cast`, but by Spark's ANSI rules: what does not fit is null and never wraps, and text is read more strictly."""
-    if source.element is not None and to.element is not None:
-        return value.list.eval(try_cast(pl.element(), source.element, to.element))
+    if source.is_nested and source != to:
+        return _by_part(value, source, to, try_cast)
     if to.is_integer and source.name == "string":
         text = value.str.strip_chars(EDGE_SPACE)
         strict = let(lambda text: pl.when(text.str.contains(_ONLY_DIGITS)).then(text), text=text)
@@ -79,6 +80,24 @@ def try_cast(value: pl.Expr, source: DataType, to: DataType) -> pl.Expr:
     if to.name == "string" and source.name == "decimal":
         return value.cast(pl.String)
     return cast(value, source, to)
+
+
+def _by_part(
+    value: pl.Expr, source: DataType, to: DataType, cast: Callable[[pl.Expr, DataType, DataType], pl.Expr]
+) -> pl.Expr:
+    """An array with its elements cast, or a struct or map with each field cast to that at its place."""
+    if source.element is not None and to.element is not None:
+        return value.list.eval(cast(pl.element(), source.element, to.element))
+
+    def fields(value: pl.Expr) -> pl.Expr:
+        pairs = zip(source.fields, to.fields, strict=True)
+        return pl.struct(
+            *(cast(value.struct.field(name), kind, other).alias(called) for (name, kind), (called, other) in pairs)
+        )
+
+    if to.name == "map":
+        return value.map.entries().list.eval(fields(pl.element())).list.to_map()
+    return let(lambda value: pl.when(value.is_not_null()).then(fields(value)), value=value)
 
 
 def _inside(value: pl.Expr, to: DataType) -> pl.Expr:

@@ -1,8 +1,8 @@
 """From checked expressions to Polars expressions that mean what Spark means, and never stop a query.
 
 Called once per expression at start-up. The result has exactly the declared type and name, and one value per row of the
-frame it is evaluated on. Arithmetic, comparison, choice and numbers are here; casts, text and time in the modules next
-to this one.
+frame it is evaluated on. Arithmetic, comparison, choice and numbers are here; casts, text, time and values with parts in the
+modules next to this one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import polars as pl
 from fordstone.lang.expression import Expression
 from fordstone.lang.polars import cast as casts
 from fordstone.lang.polars import hash as hashes
-from fordstone.lang.polars import numbers, text
+from fordstone.lang.polars import nested, numbers, text
 from fordstone.lang.polars import times as time
 from fordstone.lang.polars.let import let
 from fordstone.lang.rules import text_of
@@ -195,11 +195,6 @@ def _extreme(*, greatest: bool) -> Lowered:
     return lambda _, args: reduce(pick, args)
 
 
-def _element(_: Call, args: Sequence[pl.Expr]) -> pl.Expr:
-    index = pl.when(args[1] >= 0).then(args[1])  # a negative index is none; Polars would count from the end
-    return args[0].list.get(index, null_on_oob=True)
-
-
 _DATE_PARTS: Final = (
     "year", "quarter", "month", "weekofyear", "day", "dayofweek", "weekday", "dayofyear", "hour", "minute", "second",
 )  # fmt: skip
@@ -208,6 +203,7 @@ _FULL: Final = frozenset(
     {
         "+", "-", "*", "/", "=", "<>", "<=>", "<", "<=", ">", ">=", "and", "or", "not", "isnull", "isnotnull", "lower", "upper",
         "length", "like", "rlike", "abs", "sqrt", "exp", "sign", "isnan", "unix_micros", "unix_millis", "unix_seconds",
+        "field", "map_keys", "map_values",
     }
 )  # fmt: skip
 """Functions that are lowered without `when`."""
@@ -217,7 +213,8 @@ _ONCE: Final = frozenset(
         "try_cast", "concat", "lower", "upper", "length", "replace", "like", "rlike", "size", "negative", "abs", "sqrt", "exp",
         "sign", "isnan", "to_timestamp", "to_date", "unix_micros", "unix_millis", "unix_seconds", "timestamp_micros", "floor",
         "ceil", "round", "log2", "log10", "regexp_replace", "startswith", "endswith", "contains", "concat_ws", "reverse", "hash",
-        "xxhash64", "date_add", "date_sub", "datediff",
+        "xxhash64", "date_add", "date_sub", "datediff", "field", "named_struct", "array", "map_keys", "map_values",
+        "get_json_object", "from_json", "to_json",
     }
 )  # fmt: skip
 """Functions that mention each argument once, or bind it themselves. All others have computed arguments bound for them."""
@@ -269,8 +266,18 @@ LOWERED: Final[dict[str, Lowered]] = {
     "reverse": lambda _, args: text.reverse(args[0]),
     "hash": lambda _, args: hashes.hashed(hashes.MURMUR3, args),
     "xxhash64": lambda _, args: hashes.hashed(hashes.XXH64, args),
-    "size": lambda _, args: args[0].list.len().cast(pl.Int32).fill_null(-1),
-    "element": _element,
+    "size": nested.size,
+    "element": nested.element,
+    "element_at": nested.element_at,
+    "field": nested.field,
+    "named_struct": nested.struct,
+    "array": nested.array,
+    "map": nested.map_,
+    "map_keys": lambda _, args: args[0].map.keys(),
+    "map_values": lambda _, args: args[0].map.values(),
+    "get_json_object": nested.get_json_object,
+    "from_json": nested.from_json,
+    "to_json": nested.to_json,
     "abs": _abs,
     "round": _round,
     "floor": _whole(up=False),

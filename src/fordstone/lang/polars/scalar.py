@@ -24,6 +24,10 @@ def plain_type(kind: DataType) -> pl.DataType:
     """The Polars type of the plain form."""
     if kind.element is not None:
         return pl.List(plain_type(kind.element))
+    if kind.name == "map":
+        return pl.Map(plain_type(kind.field("key")), plain_type(kind.field("value")))
+    if kind.name == "struct":
+        return pl.Struct({name: plain_type(inner) for name, inner in kind.fields})
     match kind.name:
         case "timestamp":
             return pl.Int64()

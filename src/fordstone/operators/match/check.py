@@ -206,7 +206,7 @@ class PatternChecker(Checker):
             return argument, BIGINT
         if function in {"sum", "mean"} and not kind.is_numeric:
             raise self.fail(f"a number is needed here, but this is {kind}.", node)
-        if function in {"min", "max"} and kind.element is not None:
+        if function in {"min", "max"} and kind.is_nested:
             raise self.fail("arrays have no least or greatest.", node)
         if function == "mean":
             return (argument if kind == DOUBLE else Call("cast", (argument,), DOUBLE)), DOUBLE

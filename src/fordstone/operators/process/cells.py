@@ -40,6 +40,10 @@ def coercion(kind: DataType) -> Coercion:
     """Gives a value in the form of the type; raises `TypeError` or `ValueError` for what has none."""
     if kind.element is not None:
         return _array(coercion(kind.element))
+    if kind.name == "map":
+        return _map(coercion(kind.field("key")), coercion(kind.field("value")))
+    if kind.name == "struct":
+        return _struct({name: coercion(inner) for name, inner in kind.fields})
     if kind.is_integer:
         return _integer(kind)
     if kind.name == "decimal":
@@ -136,6 +140,33 @@ def _array(element: Coercion) -> Coercion:
         return [None if one is None else element(one) for one in value]
 
     return coerce
+
+
+def _map(key: Coercion, value: Coercion) -> Coercion:
+    def coerce(given: Any) -> dict[Any, Any]:
+        if not isinstance(given, dict):
+            raise TypeError(f"{given!r} is not a dict")
+        return {key(name): None if one is None else value(one) for name, one in given.items()}
+
+    return coerce
+
+
+def _struct(fields: dict[str, Coercion]) -> Coercion:
+    def coerce(given: Any) -> dict[str, Any]:
+        if not isinstance(given, dict):
+            raise TypeError(f"{given!r} is not a dict")
+        if unknown := given.keys() - fields.keys():
+            raise TypeError(f"{given!r} has {unknown.pop()!r}, and the fields are {', '.join(fields)}")
+        return {name: None if given.get(name) is None else field(given[name]) for name, field in fields.items()}
+
+    return coerce
+
+
+def copied(value: Any) -> Any:
+    """A value that nobody else holds, and its parts likewise."""
+    if isinstance(value, list):
+        return [copied(one) for one in value]
+    return {name: copied(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
 def _instance(kind: type, what: str) -> Coercion:
@@ -248,7 +279,7 @@ class ValueCell:
         ttl_us = kind.hides_after_us
         if ttl_us is not None and kind.scene.now_us >= self.at_us + ttl_us:
             return default
-        return list(held) if kind.copies else held
+        return copied(held) if kind.copies else held
 
     def set(self, value: Any) -> None:
         """Remember a value; None is none."""
@@ -338,7 +369,7 @@ class _Chunked:
         return count > CHUNKS_FEW and 2 * sum(map(len, self.chunks)) < CHUNK_ITEMS * count
 
     def _own(self, value: Any) -> Any:
-        return list(value) if self._kind.copies else value
+        return copied(value) if self._kind.copies else value
 
 
 class ListCell(_Chunked):

@@ -401,7 +401,7 @@ class Process(Operator):
                 coerce_key=None if map_key is None else coercion(map_key),
                 ttl_us=declared.ttl_us,
                 by_clock=stream.time is None,
-                copies=value.element is not None,
+                copies=value.is_nested,
             )
             kinds.append((kind, value.polars, None if map_key is None else map_key.polars))
         self._store = KeyedStore(key_types, kinds, state)

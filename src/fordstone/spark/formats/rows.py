@@ -63,6 +63,8 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.decimal128(min(kind.precision, _DIGITS_MAX), kind.scale)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return pa.list_(plain_type(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(part.name, plain_type(part.type)) for part in kind])
     return _WIDER.get(kind, kind)
