@@ -294,11 +294,10 @@ def _build_top(inputs: Inputs, out: Out) -> None:
 
 
 def _same_as_duckdb(found: pl.DataFrame, query: str, rows: list[tuple[Any, ...]]) -> None:
-    """The rows are those that DuckDB gives over `rows`: k, second, x."""
+    """The rows are those that DuckDB gives over `rows`: k, second, x, and the second w that they are judged by."""
+    schema = {"k": pl.String, "s": pl.Int64, "x": pl.Float64, "w": pl.Int64}
     with duckdb.connect(config={"threads": 1}) as base:
-        base.register(
-            "rows", pl.DataFrame(rows, schema={"k": pl.String, "s": pl.Int64, "x": pl.Float64}, orient="row").to_arrow()
-        )
+        base.register("rows", pl.DataFrame(rows, schema=schema, orient="row").to_arrow())
         wanted = base.execute(query).fetchall()
     times = {
         name: pl.col(name).cast(pl.Int64) // 1_000_000 for name, kind in found.schema.items() if kind == TIMES["ts"]
@@ -310,7 +309,7 @@ def _same_as_duckdb(found: pl.DataFrame, query: str, rows: list[tuple[Any, ...]]
 
 
 def _check_top(found: Found, given: Given) -> None:
-    rows = [(k, second, x) for k, second, x, *_ in given.in_time]
+    rows = [(*row, watermark) for row, watermark in with_watermarks(given.of(0, 1, 2))]
     offset = int(START.timestamp()) % 10 + 1000  # some seconds are before the start
     starts = f"SELECT *, s - (s + {offset}) % {{every}} - {{before}} AS start FROM rows"
     _same_as_duckdb(
@@ -318,14 +317,15 @@ def _check_top(found: Found, given: Given) -> None:
         f"""SELECT * EXCLUDE r, r FROM (
             SELECT k, start, start + 10 AS window_end, count(*) AS n, max(x) AS most,
                 row_number() OVER (PARTITION BY start ORDER BY count(*) DESC, max(x), k NULLS FIRST) AS r
-            FROM ({starts.format(every=10, before=0)}) GROUP BY k, start) WHERE r <= 2""",
+            FROM ({starts.format(every=10, before=0)}) WHERE start + 10 > w GROUP BY k, start) WHERE r <= 2""",
         rows,
     )
     _same_as_duckdb(
         found("ranks"),
         f"""SELECT k, start, n, r FROM (
             SELECT k, start, count(*) % 3 AS n, rank() OVER (PARTITION BY start ORDER BY count(*) % 3 DESC) AS r
-            FROM ({starts.format(every=5, before=0)} UNION ALL {starts.format(every=5, before=5)}) GROUP BY k, start)
+            FROM ({starts.format(every=5, before=0)} UNION ALL {starts.format(every=5, before=5)})
+            WHERE start + 10 > w GROUP BY k, start)
             WHERE r <= 2""",
         rows,
     )

@@ -13,8 +13,8 @@ from rich.console import Console
 from fordstone.cli.view.live import LiveView
 from fordstone.cli.view.view import JsonView, LineView, Rate, View, describe_progress, notices_of
 from fordstone.errors import SinkError
-from fordstone.lang.duration import TIME_MAX_US
-from fordstone.protocol.progress import Progress, Report
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.protocol.progress import Progress, Report, describe_late, held_back
 
 NOW_US = 1_767_225_610_000_000
 PROGRESS = Progress(
@@ -171,14 +171,45 @@ def test_a_reader_of_json_that_has_gone_stops_the_run_with_a_plain_word(monkeypa
     view.failed(SinkError("already known"))
 
 
+def test_the_line_names_the_partition_that_time_waits_for_if_the_others_are_well_ahead():
+    def words(**watermarks: int) -> list[str]:
+        held = held_back({("readings", name): us for name, us in watermarks.items()})
+        return describe_progress(msgspec.structs.replace(PROGRESS, held_back=held), rate=1.0, now_us=0, bounded=False)
+
+    text = "time waits for a of readings, which lags by 1 min 30 s"
+    assert text in words(a=10_000_000, b=100_000_000, c=50_000_000)
+    assert "time waits for a of readings, which has had no rows" in words(a=TIME_MIN_US, b=100_000_000)
+    for others in ({"b": 10_000_000}, {"b": 10_900_000}, {}):
+        assert not any("waits" in word for word in words(a=10_000_000, **others))
+
+
+@pytest.mark.parametrize(
+    ("late_by_us", "lateness_us", "text"),
+    [
+        (0, {"r": 0}, "without a time, or too far ahead of the clock"),
+        (1, {"r": 0}, 'up to 1us too late: lateness="1us" at source r would have counted them'),
+        (1_200, {"r": 0}, 'up to 2ms too late: lateness="2ms" at source r would have counted them'),
+        (61_000_000, {"r": 1}, 'up to 1m1s too late: lateness="1m2s" at source r would have counted them'),
+        (
+            2_000,
+            {"r": 0, "s": 0},
+            "up to 2ms too late: a lateness of their source that is longer by this would have counted them",
+        ),
+    ],
+)
+def test_late_rows_are_explained(late_by_us: int, lateness_us: dict[str, int], text: str):
+    assert describe_late(late_by_us, lateness_us) == text
+
+
 def test_the_summary_says_what_came_of_it_and_where_the_rejected_rows_are():
-    progress = msgspec.structs.replace(PROGRESS, rows_rejected=2, rows_failed=3, rows_late=7)
+    late = describe_late(12_000_001, {"readings": 5_000_000})
+    progress = msgspec.structs.replace(PROGRESS, rows_rejected=2, rows_failed=3, rows_late=7, late=late)
     report = Report(pipeline="cold-chain", outcome="ended", progress=progress, resumed_from=40)
     assert summary(report, took_us=2_000_000).splitlines() == [
         "cold-chain ended: all input was read.",
         "  rows in   1,000  500 rows/s",
         "  rows out     10",
-        "  late          7",
+        '  late          7  up to 13s too late: lateness="18s" at source readings would have counted them',
         "  rejected      2  in state/dead",
         "  failed        3  in state/dead",
         "  epoch        41  4 checkpoints in this run, the last in 12.0 ms",

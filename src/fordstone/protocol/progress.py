@@ -5,9 +5,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+
+from fordstone.lang.duration import TIME_MIN_US, human_us
+
+
+class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
+    """The partition whose watermark is the least, while others are ahead of it."""
+
+    source: str
+    partition: str
+    lag_us: int | None = None
+    """How far the partition that is furthest ahead has come beyond it; None: it has had no rows yet."""
+
+
+def held_back(watermarks_us: Mapping[tuple[str, str], int]) -> HeldBack | None:
+    """Which partition holds the watermark back, by source and partition of those that are waited for; None: none does."""
+    if not watermarks_us:
+        return None
+    (source, partition), least_us = min(watermarks_us.items(), key=lambda one: one[1])
+    most_us = max(watermarks_us.values())
+    if most_us == least_us:
+        return None
+    lag_us = None if least_us == TIME_MIN_US else most_us - least_us
+    return HeldBack(source=source, partition=partition, lag_us=lag_us)
+
+
+def describe_late(late_by_us: int, lateness_us: Mapping[str, int]) -> str:
+    """Explain late rows: by how much they were too late, and which lateness would have counted them.
+
+    `lateness_us`: of each source of the plan that judges rows by their time.
+    """
+    if not late_by_us:
+        return "without a time, or too far ahead of the clock"
+    late = f"up to {human_us(rounded_up_us(late_by_us))} too late"
+    if len(lateness_us) == 1:
+        ((source, before_us),) = lateness_us.items()
+        needed = human_us(rounded_up_us(before_us + late_by_us))
+        return f'{late}: lateness="{needed}" at source {source} would have counted them'
+    return f"{late}: a lateness of their source that is longer by this would have counted them"
+
+
+def rounded_up_us(span_us: int) -> int:
+    """A duration to show that is not shorter: in whole seconds, or whole milliseconds below one second."""
+    unit_us = next((unit_us for unit_us in (1_000_000, 1_000) if span_us >= unit_us), 1)
+    return -(-span_us // unit_us) * unit_us
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +101,10 @@ class Progress(Counters, frozen=True, kw_only=True, forbid_unknown_fields=False)
     """Why nothing can be sent to the hub now."""
     stopping: bool = False
     """A stop was requested: the epoch is being finished."""
+    late: str | None = None
+    """How late the late rows were, and what would have counted them."""
+    held_back: HeldBack | None = None
+    """The partition that the watermark waits for."""
     share: float | None = None
     """The share of bounded input that was read, from 0 to 1, if it is known."""
     read_bytes: int | None = None

@@ -117,6 +117,8 @@ class Chain:
         self._heads = tuple(heads)
         self._subtask = subtask
         self.late_rows = 0
+        self.late_by_us = 0
+        """By how much they were too late, at most."""
         self.failed_rows = 0
         """Rows that a user's function raised an exception for, and that were set aside."""
         fed = [outlet for link in links for outlets in link.outlets.values() for outlet in outlets]
@@ -184,6 +186,7 @@ class Chain:
         for emit in emits:
             if emit.port == LATE:
                 partial = ROWS in emit.frame.columns
+                self.late_by_us = max(self.late_by_us, emit.late_by_us)
                 self.late_rows += int(emit.frame.get_column(ROWS).sum()) if partial else emit.frame.height
             elif emit.port == DEAD:
                 self.failed_rows += emit.frame.height

@@ -83,6 +83,12 @@ def has_event_time(step: p.Source) -> bool:
     return step.time is not None or step.timed_by is not None or step.declares_time
 
 
+def lateness_of(plan: p.Plan) -> dict[str, int]:
+    """The lateness of each source that judges its rows, by name."""
+    sources = [step for step in plan.steps if isinstance(step, p.Source) and not step.declares_time]
+    return {step.name: step.lateness_us for step in sources if has_event_time(step)}
+
+
 def limit_us(step: p.Source, now_us: int, *, bounded: bool) -> int:
     """Above which time rows that are read from now on are late. History has no clock, and declared time is judged elsewhere."""
     if bounded or not has_event_time(step) or step.max_ahead_us is None or step.declares_time:

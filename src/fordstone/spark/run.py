@@ -29,11 +29,13 @@ from fordstone.lang.choices import check_options
 from fordstone.lang.duration import TIME_MIN_US, positive_us
 from fordstone.operators.base import IN_STEP
 from fordstone.planner.split import placed, split
-from fordstone.protocol.progress import Progress, Report
+from fordstone.protocol.progress import Progress, Report, describe_late, held_back
 from fordstone.protocol.retry import RestartAfter, RestartPolicy, Stop, decide_restart
 from fordstone.runtime.fresh import set_aside, to_set_aside
+from fordstone.runtime.partition import lateness_of
 from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig
+from fordstone.spark.hosted.plan_batches import partition_watermark_us
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
 from fordstone.spark.session.session import describe_failure, java_gone, session
 from fordstone.storage.disk import OsDisk
@@ -99,7 +101,7 @@ def run_plan(
             "fordstone.spark.run(p, hub=URL)."
         )
     policy = restart or RestartPolicy()
-    tally = _Tally(plan.pipeline, positive_us(config.interval, what="interval"))
+    tally = _Tally(plan, positive_us(config.interval, what="interval"))
     own = spark
     checkpoint = config.checkpoint_of(plan.pipeline)
     if config.fresh:
@@ -258,21 +260,34 @@ def _may_pass(failure: str) -> bool:
 class _Tally:
     """What the batches of this process have done so far. Added to from Spark's thread, read from the main one."""
 
-    def __init__(self, pipeline: str, interval_us: int) -> None:
+    def __init__(self, plan: p.Plan, interval_us: int) -> None:
         self._began = time.monotonic_ns()
-        self._so_far = Progress(pipeline=pipeline, interval_us=interval_us, elapsed_us=0)
+        self._so_far = Progress(pipeline=plan.pipeline, interval_us=interval_us, elapsed_us=0)
+        self._lateness_us = lateness_of(plan)
+        self._late_by_us = 0
         self._commit_us: int | None = None
         self.restarts = 0
 
     def add(self, outcome: BatchOutcome) -> None:
         before = self._so_far
         least_us = min((one.watermark_us for one in outcome.cut.sources.values()), default=TIME_MIN_US)
+        self._late_by_us = max(self._late_by_us, outcome.late_by_us)
+        rows_late = before.rows_late + outcome.rows_late
+        waited_for = {
+            (source, name): partition_watermark_us(cut, self._lateness_us[source])
+            for source, at in outcome.cut.sources.items()
+            if source in self._lateness_us
+            for name, cut in at.partitions.items()
+            if not (cut.done or cut.idle)
+        }
         self._so_far = replace(
             before,
             epoch=outcome.epoch,
             rows_in=before.rows_in + outcome.rows_in,
             rows_out=before.rows_out + outcome.rows_out,
-            rows_late=before.rows_late + outcome.rows_late,
+            rows_late=rows_late,
+            late=describe_late(self._late_by_us, self._lateness_us) if rows_late else None,
+            held_back=held_back(waited_for),
             rows_rejected=before.rows_rejected + outcome.rows_rejected,
             rows_failed=before.rows_failed + outcome.rows_failed,
             watermark_us=None if least_us == TIME_MIN_US else least_us,

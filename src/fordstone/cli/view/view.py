@@ -41,6 +41,8 @@ RATE_SPAN_US: Final = 2_000_000
 """A smoothed rate follows a change to two thirds within this time."""
 TIME_END_US: Final = 2**62
 """Watermarks beyond this mean that the input has ended."""
+HELD_BACK_US: Final = 1_000_000
+"""Lags that are shorter than this are not worth a word: partitions come a little before and after each other."""
 HEAD: Final = ("part", "rows/s", "rows in", "rows out", "late", "epoch", "outbox", "lag", "")
 _RIGHT: Final = (1, 2, 3, 4, 5)
 _AT_THE_END: Final = (0, 2, 3, 4, 5, 6, 8)
@@ -209,7 +211,7 @@ class View:
         rows = [
             ("rows in", fmt.count(progress.rows_in), rate),
             ("rows out", fmt.count(progress.rows_out), ""),
-            ("late", fmt.count(progress.rows_late), ""),
+            ("late", fmt.count(progress.rows_late), progress.late or ""),
             ("rejected", fmt.count(progress.rows_rejected), letters if progress.rows_rejected else ""),
             *([("failed", fmt.count(progress.rows_failed), letters)] if progress.rows_failed else ()),
             ("epoch", fmt.count(progress.epoch), _checkpoints(progress)),
@@ -226,6 +228,8 @@ def describe_progress(progress: Progress, rate: float, now_us: int, *, bounded: 
     watermark_us = progress.watermark_us
     if not bounded and watermark_us is not None and watermark_us < TIME_END_US:
         words.append(f"lag {fmt.span(max(now_us - watermark_us, 0))}")
+    if not bounded and (held := held_text(progress)):
+        words.append(held)
     words.append(f"epoch {progress.epoch}")
     if progress.checkpoint_us is not None:
         words.append(f"checkpoint {fmt.span(progress.checkpoint_us)}, {fmt.size(progress.checkpoint_bytes or 0)}")
@@ -254,6 +258,15 @@ def notices_of(progress: Progress) -> list[str]:
     if progress.stopping:
         found.append("stopping: finishing the epoch (again to stop at once)")
     return found
+
+
+def held_text(progress: Progress) -> str:
+    """The partition that the watermark waits for, if others are well ahead of it."""
+    held = progress.held_back
+    if held is None or (held.lag_us is not None and held.lag_us < HELD_BACK_US):
+        return ""
+    since = "has had no rows" if held.lag_us is None else f"lags by {fmt.span(held.lag_us)}"
+    return f"time waits for {held.partition} of {held.source}, which {since}"
 
 
 def outbox_text(progress: Counters) -> str:

@@ -29,11 +29,11 @@ from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.protocol.interval import IntervalFacts, choose
 from fordstone.protocol.pacing import Pace
-from fordstone.protocol.progress import Progress
+from fordstone.protocol.progress import Progress, describe_late, held_back
 from fordstone.runtime.assignment import assign_new
 from fordstone.runtime.available import check_nothing_new, read_targets
 from fordstone.runtime.clock import Clock
-from fordstone.runtime.partition import has_event_time
+from fordstone.runtime.partition import has_event_time, lateness_of
 from fordstone.runtime.snapshot import TaskSnapshot
 
 LOOK_EVERY_US: Final = 500_000
@@ -160,13 +160,17 @@ class Engine:
         marks = [task.watermark_us for task in sources if task.watermark_us > TIME_MIN_US]
         last = self.writer.last
         direct = sum(outlet.rows for task in self.tasks for outlet in task.chain.outlets if not outlet.waits)
+        rows_late = sum(task.chain.late_rows for task in self.tasks)
+        late_by_us = max((task.chain.late_by_us for task in self.tasks), default=0)
         share, size_bytes = self._read_so_far.look(refresh=self.over) if self.config.bounded else (None, None)
         return Progress(
             pipeline=self.plan.pipeline,
             epoch=self.writer.epoch,
             rows_in=sum(task.rows_in for task in sources),
             rows_out=self.writer.released_rows + direct,
-            rows_late=sum(task.chain.late_rows for task in self.tasks),
+            rows_late=rows_late,
+            late=describe_late(late_by_us, lateness_of(self.plan)) if rows_late else None,
+            held_back=held_back({at: us for task in sources for at, us in task.waited_for().items()}),
             rows_rejected=sum(task.rejected_rows for task in sources),
             rows_failed=sum(task.chain.failed_rows for task in self.tasks),
             watermark_us=min(marks, default=None),

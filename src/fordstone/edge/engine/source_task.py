@@ -206,6 +206,13 @@ class ReadingTask(Task):
         """The positions of the partitions about now: for progress bars, so callable from any thread."""
         return self._share.cuts()
 
+    def waited_for(self) -> dict[tuple[str, str], int]:
+        """The watermarks of the partitions that time waits for, by source and partition; callable from any thread, as `cuts`."""
+        if not has_event_time(self._step) or self._timeless:
+            return {}
+        active = [q for q in tuple(self._share.partitions.values()) if not (q.done or q.idle)]
+        return {(self._step.name, q.name): q.watermark_us(self._step.lateness_us) for q in active}
+
     def reads(self, partition: str) -> bool:
         return partition in self._share.partitions
 

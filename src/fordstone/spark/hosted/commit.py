@@ -64,6 +64,8 @@ class BatchOutcome:
     rows_in: int = 0
     rows_out: int = 0
     rows_late: int = 0
+    late_by_us: int = 0
+    """By how much they were too late, at most."""
     rows_rejected: int = 0
     rows_failed: int = 0
     state_bytes: int = 0
@@ -195,6 +197,7 @@ class Committer:
                 rows_in=sum(fact.rows for fact in partitions),
                 rows_out=sealed.rows_out,
                 rows_late=sum(task.rows_late for task in facts),
+                late_by_us=max((task.late_by_us for task in facts), default=0),
                 rows_rejected=sum(fact.rejected for fact in partitions),
                 rows_failed=sum(task.rows_failed for task in facts),
                 state_bytes=sum(task.state_bytes for task in facts),

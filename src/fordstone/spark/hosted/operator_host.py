@@ -136,7 +136,7 @@ class ShardHost:
         self._next_number = memo.next_number
         clock = read_clock(inbox.clocks)
         times = watermarks_us(clock)
-        late_rows = failed_rows = state_bytes = 0
+        late_rows = late_by_us = failed_rows = state_bytes = 0
         for tag, host in self._mine.items():
             chain, known, pieces = self._restored(host, memo, inbox.seeds.get(tag, []))
             for late, data in inbox.rows.pop(tag, []):
@@ -148,11 +148,16 @@ class ShardHost:
             chain.on_barrier(Moment(now_us=clock.now_us, before_us=clock.before_us))
             memo = self._stored(host, chain, memo, pieces, now_us)
             late_rows += chain.late_rows
+            late_by_us = max(late_by_us, chain.late_by_us)
             failed_rows += chain.failed_rows
             state_bytes += sum(one.size_bytes for name in pieces for one in memo.pieces.get(name, ()))
         self._store[MEMO, 0] = msgspec.json.encode(memo)
         facts = TaskFacts(
-            rows_late=late_rows, rows_failed=failed_rows, state_bytes=state_bytes, written_bytes=self._written_bytes
+            rows_late=late_rows,
+            late_by_us=late_by_us,
+            rows_failed=failed_rows,
+            state_bytes=state_bytes,
+            written_bytes=self._written_bytes,
         )
         self._packer.add(Packed(self._shard, What.FACTS, 0, msgspec.json.encode(facts)))
         if self._depth < self._stages.depth and self._shard == 0:

@@ -97,6 +97,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     partitions: tuple[PartitionFact, ...] = ()
     rows_late: int = 0
+    late_by_us: int = 0
     rows_failed: int = 0
     state_bytes: int = 0
     written_bytes: int = 0

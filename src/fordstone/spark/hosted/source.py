@@ -108,6 +108,7 @@ class Feed:
         report = TaskFacts(
             partitions=tuple(facts),
             rows_late=sum(chain.late_rows for chain in self._chains.values()),
+            late_by_us=max((chain.late_by_us for chain in self._chains.values()), default=0),
             rows_failed=sum(chain.failed_rows for chain in self._chains.values()),
             work=work,
         )
