@@ -234,15 +234,6 @@ def test_available_now_refuses_a_generator_of_which_nothing_or_everything_is_the
         MicroSpark().query(pipeline.plan(), state=tmp_path / "state", available_now=True)
 
 
-def test_two_sinks_in_one_directory_are_refused(tmp_path: Path) -> None:
-    pipeline = Pipeline("p")
-    source = pipeline.source("src", files(str(tmp_path / "in/*.jsonl")), schema={"n": "bigint"})
-    for name in ("a", "b"):
-        source.sink(name, files(str(tmp_path / "out"), format="jsonl"))
-    with pytest.raises(ConfigError, match="sinks a and b both write to"):
-        MicroSpark().query(pipeline.plan(), state=tmp_path / "state")
-
-
 def test_rows_in_memory_of_an_earlier_try_are_not_read(tmp_path: Path) -> None:
     sink, spark = MemorySink(), MicroSpark()
 

@@ -216,6 +216,17 @@ def test_a_line_that_is_being_written_is_waited_for(engine: Engine, tmp_path: Pa
     assert late(tmp_path) == 0
 
 
+def test_time_that_a_step_assigns_finishes_files_too(engine: Engine, tmp_path: Path):
+    for number in range(3):
+        add(tmp_path / "in" / f"h{number}.csv", range(60 * number, 60 * number + 60))
+    pipeline = Pipeline("rolled")
+    source = pipeline.source("src", files(str(tmp_path / "in/*.csv")), schema={"k": "string", "ts": "string"})
+    made = source.with_time("to_timestamp(ts) AS at").group_by("k").window(tumbling("10s")).agg(n="count(*)")
+    made.select("window_start", "n").sink("windows", files(str(tmp_path / "windows"), format="jsonl"))
+    engine.run(pipeline.plan())
+    assert closed(tmp_path) == tens(0, 170)
+
+
 def test_series_none_waits_for_each_file(engine: Engine, tmp_path: Path):
     for number in range(3):
         add(tmp_path / "in" / f"h{number}.jsonl", range(60 * number, 60 * number + 60))

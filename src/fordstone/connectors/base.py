@@ -409,6 +409,15 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
         del spec
         return None
 
+    def reads_from(self, spec: ConnectorSpec, written: ConnectorSpec) -> bool:
+        """Return whether a source of `spec` would read what a sink of `written`, of this kind, writes. It must not touch the system."""
+        del spec, written
+        return False
+
+    def place(self, spec: ConnectorSpec) -> str:
+        """Return the place of a sink whose kind declares `OWNS_PATH`, however it is spelt. It must not touch the system."""
+        return str(spec.options.get("path", ""))
+
     def describe_source(self, spec: ConnectorSpec) -> Mapping[str, str]:
         """Return what `explain` shows of a source with event time, as labels and texts. It must not touch the system."""
         del spec

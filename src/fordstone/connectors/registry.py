@@ -68,6 +68,17 @@ def why_never_all_there(spec: ConnectorSpec) -> str | None:
     return _kind(spec).why_never_all_there(spec)
 
 
+def place(spec: ConnectorSpec) -> str | None:
+    """The place that a sink of this spec has to itself; None: it has none. Touches no system."""
+    kind = _kind(spec) if "path" in spec.options else None
+    return kind.place(spec) if kind is not None and Capability.OWNS_PATH in kind.capabilities else None
+
+
+def reads_from(spec: ConnectorSpec, written: ConnectorSpec) -> bool:
+    """Whether a source would read what a sink writes. Touches no system."""
+    return spec.kind == written.kind and _kind(spec).reads_from(spec, written)
+
+
 def describe_source(spec: ConnectorSpec) -> Mapping[str, str]:
     """What `explain` shows of a source with event time. Touches no system."""
     return _kind(spec).describe_source(spec)

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import msgspec
 
-from fordstone.errors import ExpressionError, PipelineError, SchemaError
+from fordstone.connectors.registry import place, reads_from
+from fordstone.errors import ConfigError, ExpressionError, PipelineError, SchemaError
 from fordstone.lang.dialect import TOO_DEEP
 from fordstone.operators.registry import family_of
 from fordstone.plan import plan as p
@@ -55,6 +56,30 @@ def stream_types(plan: p.Plan) -> Derived:
 def check_rules(plan: p.Plan, step: p.Step, types: Types) -> None:
     """Check what depends on more than a step's inputs: guarantee, mode, other steps."""
     family_of(step).check_plan(step, plan, types)
+    check_places(plan, step)
+
+
+def check_places(plan: p.Plan, step: p.Step) -> None:
+    """Refuse a sink that writes where another one writes, or where a source of the pipeline reads."""
+    for other in plan.steps:
+        if (
+            not (isinstance(step, p.Sink | p.Source) and isinstance(other, p.Sink | p.Source))
+            or other.name == step.name
+        ):
+            continue
+        if isinstance(step, p.Sink) and isinstance(other, p.Sink):
+            where = place(step.connector)
+            if where is not None and where == place(other.connector):
+                raise ConfigError(
+                    f"sinks {other.name} and {step.name} both write to {step.connector.options['path']}. Give each a directory of its own."
+                )
+        for source, sink in ((step, other), (other, step)):
+            reads = isinstance(source, p.Source) and isinstance(sink, p.Sink) and not source.declares_time
+            if reads and reads_from(source.connector, sink.connector):
+                raise ConfigError(
+                    f"source {source.name} would read what sink {sink.name} writes: {source.connector.options['path']} matches files "
+                    f"in {sink.connector.options['path']}. Give the sink another directory, or narrow the pattern."
+                )
 
 
 def check_feedback(step: p.Loop, types: Types) -> None:

@@ -146,7 +146,8 @@ def _node(plan: p.Plan, graph: Graph, types: Types, vertex: Vertex, name: str, p
 def described(step: p.Step, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:
     """What is said of a step: by its family, and of a source with event time by its connector."""
     yield from family_of(step).describe(step, plan, types)
-    if isinstance(step, p.Source) and step.time is not None and not step.declares_time:
+    timed = isinstance(step, p.Source) and (step.time is not None or step.timed_by is not None)
+    if isinstance(step, p.Source) and timed and not step.declares_time:
         yield from describe_source(step.connector).items()
 
 

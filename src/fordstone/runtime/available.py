@@ -41,6 +41,7 @@ def check_nothing_new(pipeline: str, cut: Cut, sources: Mapping[str, Source]) ->
     """Raise if bounded input, which was read to the end at this cut, has grown since. `sources` are opened as bounded."""
     for name, source in sources.items():
         known = cut.sources.get(name, SourceCut(partitions={})).partitions
+        source.restore(known)
         for partition in source.partitions():
             position = known[partition].position if partition in known else 0
             if source.plan_read(partition, Position(position), 1).position > position:

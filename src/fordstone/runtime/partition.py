@@ -65,7 +65,7 @@ def next_times_us(step: p.Source, source: Source, cuts: Mapping[str, PartitionCu
 
     `cuts`: all partitions of the source, of all its tasks. Without event time of its own a source has no use for it.
     """
-    if step.time is None or step.declares_time:
+    if not has_event_time(step) or step.declares_time:
         return {}
     members = [series_member(name, cut, source.series(PartitionId(name))) for name, cut in cuts.items()]
     return followed((member for member in members if member.places), step.lateness_us)

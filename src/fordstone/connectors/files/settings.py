@@ -31,6 +31,11 @@ _ENDINGS: Final[dict[str, FileFormat]] = {
 _ALIASES: Final = {"ndjson": "jsonl", "json": "jsonl", "tsv": "csv", "ipc": "arrow", "feather": "arrow"}
 
 
+def is_data(name: str) -> bool:
+    """Whether a file of this name would be read by a pattern for one of our formats."""
+    return not name.startswith((".", "_")) and Path(name).suffix.lower() in _ENDINGS
+
+
 class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What stands in the plan."""
 

@@ -30,7 +30,7 @@ from fordstone.connectors.files.rows import (
     ROWS_PREFIX,
     SinkRows,
 )
-from fordstone.connectors.files.settings import FileSettings
+from fordstone.connectors.files.settings import FileSettings, is_data
 from fordstone.errors import SinkError, StorageError
 from fordstone.storage.atomic import TEMP_PREFIX, AtomicWriter
 from fordstone.storage.disk import Disk, OsDisk
@@ -247,6 +247,12 @@ class FileSink(PartedSink):
         if others:
             raise SinkError(
                 f"{self._where} has output ({others[0]}) but no {MARK_NAME}. Restore it, or choose another directory."
+            )
+        foreign = sorted(name for name in self._disk.list("") if is_data(name))
+        if foreign:
+            raise SinkError(
+                f"{self._where} has files that no sink wrote ({foreign[0]}): in one directory nothing would distinguish them from its output.\n"
+                f"Choose an empty directory, or move them away."
             )
         self._writer.write(MARK_NAME, self._rows.mark.to_json())
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -34,9 +35,10 @@ from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, Mark, o
 from fordstone.connectors.files.formats import CsvRows, JsonLines, LineFormat
 from fordstone.connectors.files.identity import Whereabouts
 from fordstone.connectors.files.lines import BLOCK_BYTES_MAX, LineReader
+from fordstone.connectors.files.rows import PART_PREFIX, ROWS_PREFIX
 from fordstone.connectors.files.series import describe, places
 from fordstone.connectors.files.settings import FileFormat, FileSettings
-from fordstone.connectors.files.sink import first_output, open_file_parts, open_file_sink
+from fordstone.connectors.files.sink import epoch_name, first_output, open_file_parts, open_file_sink
 from fordstone.connectors.files.tables import TableReader
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
@@ -65,6 +67,16 @@ class FilesKind(ConnectorKind):
         """An epoch is a file: there or not."""
         options_of(spec, FileSettings)
         return Delivery.EXACTLY_ONCE
+
+    def reads_from(self, spec: ConnectorSpec, written: ConnectorSpec) -> bool:
+        """By the names of the files that a sink writes."""
+        ending = written.options.get("format")
+        names = (f"{epoch_name(1)}.{ending}", f"{epoch_name(1)}/{PART_PREFIX}1.{ending}", f"{ROWS_PREFIX}1.{ending}")
+        pattern = _pattern(_whole(str(spec.options["path"])))
+        return any(pattern.fullmatch(f"{self.place(written)}/{name}") for name in names)
+
+    def place(self, spec: ConnectorSpec) -> str:
+        return _whole(str(spec.options["path"]))
 
     def describe_source(self, spec: ConnectorSpec) -> Mapping[str, str]:
         return {"series": describe(options_of(spec, FileSettings).series)}
@@ -313,6 +325,20 @@ class FileSource(Source):
         return [
             name for name in names if (own or not Path(name).name.startswith("_")) and (self._root / name).is_file()
         ]
+
+
+def _whole(path: str) -> str:
+    """A path, however it is spelt."""
+    return os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111 - Path does not remove ".."
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    """The names that a pattern of `glob` matches."""
+    parts = re.split(r"(\*\*/|\*|\?|\[[^]]+\])", path)
+    meaning = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
+    return re.compile(
+        "".join(meaning.get(part) or (part if part.startswith("[") else re.escape(part)) for part in parts)
+    )
 
 
 def _split(path: str) -> tuple[Path, str]:

@@ -474,16 +474,15 @@ class SourceTask(ReadingTask):
                 continue
             if not partition.is_continued_at(at_us, self._step.lateness_us):
                 continue
-            if self._live.targets is not None:
-                if self.caught_up:
-                    found.add(partition.name)
+            available_now = self._live.targets is not None
+            if available_now and not self.caught_up:
                 continue
-            partition.stashed = self._chunk(partition)
+            partition.stashed = None if available_now else self._chunk(partition)
             if partition.stashed is None:
                 end = self._setup.source.plan_rest(PartitionId(partition.name), Position(partition.position))
                 if end == partition.position:
                     found.add(partition.name)
-                elif end is not None:
+                elif end is not None and not available_now:
                     partition.stashed = self._chunk(partition, end)
         return found
 

@@ -228,17 +228,11 @@ def hosted_query(
 
 
 def check_sinks(plan: p.Plan, spark: SparkSession, *, streaming: bool) -> None:
-    """Refuse sinks that would get in each other's way, or that this Spark cannot reach."""
-    places: dict[str, str] = {}
+    """Refuse sinks that this Spark cannot reach."""
     for step in plan.steps:
         if not isinstance(step, p.Sink):
             continue
         can = capabilities(step.connector)
-        place = step.connector.options.get("path")
-        if Capability.OWNS_PATH in can and place and places.setdefault(str(place), step.name) != step.name:
-            raise ConfigError(
-                f"sinks {places[str(place)]} and {step.name} both write to {place}. Give each a directory of its own."
-            )
         if Capability.IN_PROCESS in can and streaming and is_connect(spark):
             raise ConfigError(
                 f"sink {step.name} lives in this process's memory, and with Spark Connect a stream's output is released where the "
