@@ -6,10 +6,12 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import polars as pl
 import pytest
+from tests.edge.runs import in_disorder
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files, generator, memory
@@ -63,6 +65,31 @@ def test_windows_stay_open_and_the_next_run_goes_on_in_them(tmp_path: Path, para
     assert pipeline.run(**options).progress.rows_in == 0, "nothing new, and nothing again"
     assert pipeline.run(state=tmp_path, bounded=True).outcome == "ended"
     assert found(out)[-1] == ("b", 20, 1), "bounded closes what was left open"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_in_however_many_runs_the_rows_are_read_the_result_is_the_same(tmp_path: Path, seed: int):
+    rng = Random(seed)
+    given = [[("a", START + timedelta(seconds=second)) for second in in_disorder(rng, 60)] for _ in range(3)]
+    whole, parts, source = MemorySink(), MemorySink(), MemorySource([[] for _ in given])
+    once = counted(memory(MemorySource(given)), whole, lateness="3s").run(state=tmp_path / "once", bounded=True)
+    pipeline = counted(memory(source), parts, lateness="3s")
+    late = 0
+    read = [0] * len(given)
+    while sum(read) < sum(map(len, given)):
+        for partition, part in enumerate(given):
+            more = rng.randrange(25)
+            source.append(partition, part[read[partition] : read[partition] + more])
+            read[partition] = min(read[partition] + more, len(part))
+        options: dict[str, Any] = {
+            "parallelism": rng.choice((1, 2)),
+            "batch_rows": rng.choice((3, 1000)),
+            "interval": "5ms",
+        }
+        late += pipeline.run(state=tmp_path / "parts", available_now=True, **options).progress.rows_late
+    late += pipeline.run(state=tmp_path / "parts", bounded=True).progress.rows_late
+    assert found(parts) == found(whole)
+    assert late == once.progress.rows_late
 
 
 def test_what_comes_while_it_runs_is_left_to_the_next_run(tmp_path: Path):

@@ -234,3 +234,10 @@ def test_on_error_is_one_of_two_words():
         source().group_by("k").process(Fails, on_error=wrong)
     with pytest.raises(PipelineError, match="on_error= out"):
         source().flat_map("split(k, ',') AS k", on_error="dead_letter")
+
+
+def test_only_one_traceback_of_the_function_is_shown(tmp_path: Path):
+    with pytest.raises(FunctionError) as caught:
+        run(source().map(Calls(*[ValueError("no number")] * 2)), tmp_path)
+    assert caught.value.__cause__ is not None
+    assert caught.value.__cause__.__context__ is None

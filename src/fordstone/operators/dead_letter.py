@@ -15,7 +15,7 @@ from typing import Any, Final
 import polars as pl
 
 from fordstone.errors import FunctionError
-from fordstone.lang.schema import Schema
+from fordstone.lang.schema import RESERVED_PREFIX, Schema
 from fordstone.operators.base import ROW_ID
 from fordstone.plan import plan as p
 
@@ -74,7 +74,7 @@ def reason_of(error: BaseException) -> str:
 
 def row_text(record: Mapping[str, Any]) -> str:
     """A row as JSON, its hidden columns left out."""
-    shown = {name: value for name, value in record.items() if name != ROW_ID}
+    shown = {name: value for name, value in record.items() if not name.startswith(RESERVED_PREFIX)}
     return json.dumps(shown, ensure_ascii=False, default=_plain)
 
 

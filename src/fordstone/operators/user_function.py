@@ -73,6 +73,7 @@ class UserFunction(Operator):
             return self._made(given)
         except Exception as second:
             if reason_of(second) == reason_of(error):
+                second.__context__ = None  # the first: its traceback shows nothing more
                 failure = Failed(record=record, error=second)
                 raise function_error(self._step.name, self._step.path, failure, times=True) from second
             raise
