@@ -201,5 +201,5 @@ def test_a_table_in_memory_becomes_part_of_the_plan():
 def test_arrays_are_no_keys():
     pipeline = Pipeline("joins")
     left = source(pipeline, "left", tags="array<string>", ts="timestamp")
-    with pytest.raises(SchemaError, match="'tags' is an array"):
+    with pytest.raises(SchemaError, match="'tags' is array<string>, which cannot be a key"):
         left.join(left, on="tags", between=BETWEEN)
