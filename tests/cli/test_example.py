@@ -65,6 +65,15 @@ def test_a_number_that_is_none_is_a_usage_error(invoke: Invoke, empty: Path):
     assert list(empty.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_written_is_a_plain_error(invoke: Invoke, empty: Path):
+    (empty / "taken").write_text("")
+    result = invoke("example", "words", "--into", "taken/in")
+    assert result.exit_code == 1
+    assert (
+        result.stderr == "error: cannot write taken/in/a.jsonl: Not a directory. Choose another folder with --into.\n"
+    )
+
+
 @pytest.mark.slow
 def test_live_boxes_send_with_the_current_time_until_ctrl_c(empty: Path):
     process = start(empty, "example", "boxes", "--devices", "2", "--live")

@@ -9,14 +9,15 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TextIO
 
 import click
 
+from fordstone.cli.errors import UserError
 from fordstone.cli.options import HelpCommand, HelpGroup
 
 FILES: Final = ("a", "b")
@@ -110,13 +111,12 @@ def boxes(*, devices: int, seconds: int, after: int, live: bool, prefix: str, se
     The columns are device, ts and temp. Rows are up to 2 s out of order. Every box is opened for a second every 17 s,
     and is 12 degrees warmer then.
     """
-    into.mkdir(parents=True, exist_ok=True)
     if live:
         with suppress(KeyboardInterrupt):
             _write_live(into / f"{prefix}{datetime.now(UTC):%H%M%S}.jsonl", devices, seed, prefix)
         return
     file = into / f"{prefix}0.jsonl"
-    with file.open("a" if after else "w") as out:
+    with _opened(file, "a" if after else "w") as out:
         for second in range(after, after + seconds):
             rows = boxes_at(second, BOXES_START + timedelta(seconds=second), devices, seed, prefix)
             out.writelines(map(_line, rows))
@@ -155,21 +155,32 @@ def boxes_at(second: int, at: datetime, devices: int, seed: int, prefix: str) ->
 
 
 def _write_files(into: Path, rows: int, parts: Iterable[Iterator[Row]]) -> None:
-    into.mkdir(parents=True, exist_ok=True)
     for name, part in zip(FILES, parts, strict=True):
         file = into / f"{name}.jsonl"
-        file.write_text("".join(map(_line, islice(part, rows // len(FILES)))))
+        with _opened(file, "w") as out:
+            out.writelines(map(_line, islice(part, rows // len(FILES))))
         click.echo(f"wrote {rows // len(FILES):,} rows to {file}")
 
 
 def _write_live(file: Path, devices: int, seed: int, prefix: str) -> None:
     """Write one reading per box and second, forever."""
     click.echo(f"writing {devices} rows per second to {file}, until Ctrl-C")
-    with file.open("w") as out:
+    with _opened(file, "w") as out:
         for second in count():
             out.writelines(map(_line, boxes_at(second, datetime.now(UTC), devices, seed, prefix)))
             out.flush()
             time.sleep(1)
+
+
+@contextmanager
+def _opened(file: Path, mode: Literal["a", "w"]) -> Iterator[TextIO]:
+    """Open a file to write, with its folder; what the system refuses is an error of the user."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open(mode) as out:
+            yield out
+    except OSError as error:
+        raise UserError(f"cannot write {file}: {error.strerror}. Choose another folder with --into.") from error
 
 
 def _line(row: Row) -> str:
