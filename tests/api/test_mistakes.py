@@ -41,7 +41,7 @@ MISTAKES: list[tuple[str, Callable[[], object], str]] = [
     ("a type for map", lambda: rows().map(lambda row: row, schema={"a": wrong(str)}), "'string' for str."),
     ("a key that is no name", lambda: rows().group_by(wrong(3)), "group_by(3): a key is the name of a column"),
     ("a key that is nothing", lambda: rows().deduplicate(wrong(None), within="1s"), "deduplicate(None): a key is the name"),
-    ("a sink into text", lambda: rows().sink("out", wrong("out")), "sink out: 'out' is not a connector. Use one of fordstone.connectors"),
+    ("a sink into text", lambda: rows().sink("out", wrong("out")), "sink out: 'out' is neither a connector nor a function. Use one of fordstone.connectors"),
     ("a name that is a number", lambda: Pipeline(wrong(3)), "pipeline 3: a name has 1 to 100 letters"),
     ("a pattern without a start", lambda: Pattern("x").then("a", "n > 1"), "stage 'a' has none before it. Begin the pattern with start('a', ...)."),
     ("measures without names", lambda: rows().match(Pattern("x").start("a"), wrong(["n"])), "must name a column for each expression"),

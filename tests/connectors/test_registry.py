@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fordstone.connectors import files, generator, registry
+from fordstone.connectors import files, generator, register, registry
 from fordstone.connectors.base import ConnectorKind, ConnectorSpec, Delivery, SinkStream, SourceOptions
-from fordstone.errors import ConfigError
+from fordstone.errors import ConfigError, FordstoneError
 from fordstone.lang.schema import Schema
 
 SCHEMA = Schema.of({"n": "bigint"})
@@ -53,7 +53,7 @@ def _this() -> Any:
 def test_an_unknown_kind_is_an_error_that_lists_those_there_are(offers: None) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"unknown connector 'kafkaesque'. Known here: broken, center, control, delta, files, generator, hub, inline, memory, odd, rain, stdout",
+        match=r"unknown connector 'kafkaesque'. Known here: broken, center, control, delta, files, function, generator, hub, inline, memory, odd, rain, stdout",
     ):
         registry.source_delivery(ConnectorSpec(kind="kafkaesque"))
 
@@ -94,3 +94,35 @@ def test_importing_connectors_brings_in_no_package_that_the_edge_lacks() -> None
     script = "import sys, fordstone.connectors; print(sorted({'pyarrow', 'pandas', 'fsspec', 'pyspark', 'pytest', 'deltalake'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+class Never(ConnectorKind):
+    """A kind of this process."""
+
+    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
+        return Delivery.EXACTLY_ONCE
+
+
+def test_a_kind_may_be_registered_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    spec = ConnectorSpec(kind="never", options={})
+    with pytest.raises(
+        ConfigError, match=r"unknown connector 'never'.*\n.*fordstone.connectors.register\('never', ...\)"
+    ):
+        registry.source_delivery(spec)
+    register("never", Never)
+    assert registry.source_delivery(spec) is Delivery.EXACTLY_ONCE
+    assert "never" in registry.kinds()
+
+
+@pytest.mark.parametrize(
+    ("kind", "cls", "says"),
+    [
+        ("files", Never, "has a connector of this name"),
+        ("other", dict, "not a class that derives from ConnectorKind"),
+        ("no name", Never, "no name"),
+    ],
+)
+def test_a_kind_that_cannot_be_is_not_registered(kind: str, cls: Any, says: str) -> None:
+    with pytest.raises(FordstoneError, match=says):
+        register(kind, cls)

@@ -226,3 +226,14 @@ def test_a_stream_united_with_itself_gives_every_row_twice_and_ids_that_differ(t
     found = kept.rows()
     assert found.height == 15
     assert found["__id"].n_unique() == 15
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_function_is_called_at_the_driver_once_per_batch_with_its_epoch(tmp_path: Path, bounded: bool):
+    written(tmp_path / "in", [("a", 1, 1.0), ("b", 2, 2.0)], [("a", 3, 3.0)])
+    pipeline, stream = source(tmp_path)
+    calls: list[tuple[int, list[float]]] = []
+    stream.sink("called", lambda frame, epoch: calls.append((epoch, sorted(frame["x"]))))
+    MicroSpark().start(pipeline.plan(), state=tmp_path / "state", bounded=bounded).run()
+    assert [x for _, rows in calls for x in rows] == [1.0, 2.0, 3.0]
+    assert [epoch for epoch, _ in calls] == sorted({epoch for epoch, _ in calls})

@@ -17,6 +17,7 @@ from fordstone.api.graph import Graph, Span, Timing, graph_of
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
 from fordstone.connectors.base import SinkStream, live_of
+from fordstone.connectors.function import function_sink
 from fordstone.connectors.lookup_table import inline_spec, read_table
 from fordstone.connectors.memory import checked_rows, inferred_schema, memory, to_pandas
 from fordstone.connectors.registry import open_sink, source_delivery
@@ -58,6 +59,8 @@ TableRows = Sequence[Mapping[str, Any]] | pl.DataFrame
 Aggregated = str | Column | AggregatorCall
 """An aggregate expression as SQL text or built, or `MyAggregator.of(...)`."""
 Record = dict[str, Any]
+SinkFunction = Callable[[pl.DataFrame], object] | Callable[[pl.DataFrame, Any], object]
+"""Takes the rows of an epoch, and the epoch's number; what it returns is awaited if it can be."""
 
 
 class Stream:
@@ -324,14 +327,22 @@ class Stream:
             raise ConfigError(f"{rows_max!r} is not a number of rows.")
         return collect(self._graph, self._at, nodes=nodes, parallelism=parallelism, rows_max=rows_max)
 
-    def sink(self, name: str, connector: p.ConnectorSpec, *, release: p.Release = "commit") -> None:
-        """Write the rows to a connector. `release="commit"`: once their epoch is sealed; `"at_once"`: now, with ids to deduplicate by."""
+    def sink(self, name: str, connector: p.ConnectorSpec | SinkFunction, *, release: p.Release = "commit") -> None:
+        """Write the rows to a connector. `release="commit"`: once their epoch is sealed; `"at_once"`: now, with ids to deduplicate by.
+
+        A function, or an async function, may stand in place of the connector: it is called with the rows of each epoch as a Polars
+        frame, and with the number of the epoch if it takes two arguments. After a crash the last epoch may come again, with the same
+        rows and number. What it raises stops the run.
+        """
         checked_name(name, "sink")
         check_word("release", release, get_args(p.Release), where=f"sink {name}: ", error=PipelineError)
         if not isinstance(connector, p.ConnectorSpec):
-            raise PipelineError(
-                f"sink {name}: {connector!r} is not a connector. Use one of fordstone.connectors, as in files({name!r}, format='jsonl')."
-            )
+            if not callable(connector):
+                raise PipelineError(
+                    f"sink {name}: {connector!r} is neither a connector nor a function. Use one of fordstone.connectors, as in "
+                    f"files({name!r}, format='jsonl')."
+                )
+            connector = function_sink(connector)
         self._add(p.Sink(name=name, input=self._at, connector=connector, release=release))
 
     def join(

@@ -1,6 +1,7 @@
 """Connectors: where rows come from and where they go.
 
-Each function here gives a `ConnectorSpec`, plain enough to stand in a plan; the node that runs the pipeline opens it.
+Each function here gives a `ConnectorSpec`, plain enough to stand in a plan; the node that runs the pipeline opens it. `register` adds kinds of
+your own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from fordstone.connectors.files.rows import latest, rows
 from fordstone.connectors.files.settings import files
 from fordstone.connectors.generator import generator
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
+from fordstone.connectors.registry import register
 from fordstone.connectors.stdout import stdout
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "generator",
     "latest",
     "memory",
+    "register",
     "rows",
     "stdout",
 ]

@@ -1,7 +1,7 @@
 """From a `ConnectorSpec` to the live source or sink.
 
-Holds no state: our kinds are a constant table of import paths, and others are looked up among the installed packages'
-entry points when one is asked for by name.
+Our kinds are a constant table of import paths. Others are looked up when one is asked for by name: first those that this process has
+registered, then the entry points of installed packages.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fordstone.connectors.base import (
     SourceOptions,
 )
 from fordstone.errors import ConfigError
+from fordstone.plan.ids import checked_name
 
 ENTRY_POINTS: Final = "fordstone.connectors"
 """The entry point group in which other packages offer their kinds."""
@@ -35,6 +36,7 @@ _OURS: Final = {
     "control": ("fordstone.connectors.control", "ControlKind"),
     "delta": ("fordstone.connectors.delta", "DeltaKind"),
     "files": ("fordstone.connectors.files.source", "FilesKind"),
+    "function": ("fordstone.connectors.function", "FunctionKind"),
     "generator": ("fordstone.connectors.generator", "GeneratorKind"),
     "hub": ("fordstone.connectors.hub", "HubKind"),
     "inline": ("fordstone.connectors.lookup_table", "InlineKind"),
@@ -42,10 +44,25 @@ _OURS: Final = {
     "stdout": ("fordstone.connectors.stdout", "StdoutKind"),
 }
 
+_REGISTERED: Final[dict[str, type[ConnectorKind]]] = {}
+"""The kinds that were registered in this process."""
+
+
+def register(kind: str, cls: type[ConnectorKind]) -> None:
+    """Make a kind of connector known in this process: `register("sqlite", SqliteKind)`. A second call replaces the first.
+
+    Other processes do not know it: a package that is installed there offers it as an entry point.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, ConnectorKind)):
+        raise ConfigError(f"register({kind!r}, {cls!r}): that is not a class that derives from ConnectorKind.")
+    if checked_name(kind, "connector") in _OURS:
+        raise ConfigError(f"register({kind!r}): Fordstone has a connector of this name. Choose another.")
+    _REGISTERED[kind] = cls
+
 
 def kinds() -> tuple[str, ...]:
-    """Every kind that can be opened here, installed packages included."""
-    return tuple(sorted({*_OURS, *(point.name for point in entry_points(group=ENTRY_POINTS))}))
+    """Every kind that can be opened here, registered ones and installed packages included."""
+    return tuple(sorted({*_OURS, *_REGISTERED, *(point.name for point in entry_points(group=ENTRY_POINTS))}))
 
 
 def source_delivery(spec: ConnectorSpec) -> Delivery:
@@ -97,6 +114,8 @@ def _kind(spec: ConnectorSpec) -> ConnectorKind:
     if spec.kind in _OURS:
         module, name = _OURS[spec.kind]
         found = getattr(import_module(module), name)
+    elif spec.kind in _REGISTERED:
+        found = _REGISTERED[spec.kind]
     else:
         found = _installed(spec.kind)
     if not (isinstance(found, type) and issubclass(found, ConnectorKind)):
@@ -111,7 +130,8 @@ def _installed(kind: str) -> object:
     if not points:
         raise ConfigError(
             f"unknown connector {kind!r}. Known here: {', '.join(kinds())}.\n"
-            f"Others come with packages that offer the entry point group {ENTRY_POINTS!r}."
+            f"Register its class in this process with fordstone.connectors.register({kind!r}, ...), or install a package that offers it in the "
+            f"entry point group {ENTRY_POINTS!r}."
         )
     try:
         return points[0].load()
