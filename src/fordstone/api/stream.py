@@ -52,6 +52,18 @@ class ControlTable:
         return f"ControlTable({self.name}: {shown(self.schema)}; key {', '.join(self.keys)})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupTable:
+    """A table that does not change, which streams are joined with. Made by `Pipeline.table`."""
+
+    name: str
+    connector: p.ConnectorSpec
+    schema: Schema
+
+    def __repr__(self) -> str:
+        return f"LookupTable({self.name}: {shown(self.schema)})"
+
+
 Expr = str | Column
 On = str | Sequence[str] | Mapping[str, str]
 """Columns that must be equal: of both sides, or from those of the left to those of the right."""
@@ -388,7 +400,7 @@ class Stream:
 
     def lookup(
         self,
-        table: p.ConnectorSpec | TableRows,
+        table: p.ConnectorSpec | LookupTable | TableRows,
         *,
         on: On,
         schema: Mapping[str, str] | None = None,
@@ -405,7 +417,7 @@ class Stream:
         step = self._named("lookup", name)
         keys, table_keys = _join_columns(step, on)
         try:
-            spec, columns = _table(table, schema)
+            spec, columns = table_of(table, schema)
         except FordstoneError as error:
             raise PipelineError(f"step {step}: {error}") from error
         return self._add(
@@ -728,8 +740,14 @@ def _join_columns(step: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(left for left, _ in pairs), tuple(right for _, right in pairs)
 
 
-def _table(table: p.ConnectorSpec | TableRows, schema: Mapping[str, str] | None) -> tuple[p.ConnectorSpec, Schema]:
+def table_of(
+    table: p.ConnectorSpec | LookupTable | TableRows, schema: Mapping[str, str] | None
+) -> tuple[p.ConnectorSpec, Schema]:
     """The table as it stands in the plan, and its columns."""
+    if isinstance(table, LookupTable):
+        if schema is not None:
+            raise ConfigError(f"table {table.name} has its columns already. Leave schema= out.")
+        return table.connector, table.schema
     if isinstance(table, p.ConnectorSpec):
         if schema is None:
             raise ConfigError('a lookup needs the columns of its table: schema={"device": "string", "site": "string"}.')
