@@ -644,6 +644,48 @@ class Grouped:
             p.Ewma(name=named, input=self._at, keys=self._keys, alpha=weight, half_life_us=span_us, columns=given)
         )
 
+    def over(
+        self,
+        *,
+        rows: int | None = None,
+        range: str | timedelta | None = None,  # noqa: A002 - the word of SQL
+        order: str | Sequence[str] = (),
+        name: str | None = None,
+        **aggregates: Expr,
+    ) -> Stream:
+        """Every row, with aggregates over the rows of its key up to it: `over(rows=3, mean="avg(temp)", before="lag(temp)")`.
+
+        `rows=3` is the row and the two before it in order of time; `range="10s"` is the rows that are up to 10 seconds older, and all
+        of its own time; without both it is all rows so far. Rows are emitted once the watermark has passed them. `order`: columns by
+        which rows of one time are ordered.
+        """
+        if self._window is not None:
+            raise PipelineError("over has a frame of its own, rows= or range=. Leave .window(...) out.")
+        named = self._named("over", name)
+        if rows is not None and (range is not None or isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+            raise PipelineError(
+                f"step {named}: over takes either rows= (a whole number of at least 1, the row itself included) or range= (a span)."
+            )
+        with self._graph.building(named):
+            given = tuple(
+                p.NamedAggregate(
+                    column, parse_aggregate(expression_source(sql, column), self._stream.schema, column, over=True).sql
+                )
+                for column, sql in aggregates.items()
+            )
+            span_us = None if range is None else positive_us(range, what="range")
+        return self._add(
+            p.Over(
+                name=named,
+                input=self._at,
+                keys=self._keys,
+                frame="rows" if range is None else "range",
+                preceding=span_us if rows is None else rows - 1,
+                aggregates=given,
+                order=(order,) if isinstance(order, str) else tuple(order),
+            )
+        )
+
     def match(
         self, pattern: Pattern, measures: Mapping[str, Expr] | None = None, **options: Unpack[MatchOptions]
     ) -> Stream:

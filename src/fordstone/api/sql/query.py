@@ -305,7 +305,7 @@ class _Builder:
                 found_tree = overs.replaced(body, alias)
                 tree = found_tree if alias is None else named(found_tree, alias)
             trees.append((tree, item.at))
-        stream = overs.stream
+        stream = overs.build()
         columns: list[Expression] = []
         seen: set[str] = set()
         for tree, at in trees:
