@@ -103,7 +103,7 @@ def test_late_rows_are_a_stream_of_their_own():
 
 
 def test_a_table_must_be_a_stream_of_the_same_pipeline():
-    with pytest.raises(PipelineError, match="is not a stream of this pipeline"):
+    with pytest.raises(PipelineError, match="belongs to another pipeline"):
         pipeline().sql("SELECT * FROM x", tables={"x": pipeline().sql("SELECT * FROM readings")})
 
 

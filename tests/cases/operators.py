@@ -367,6 +367,35 @@ def _check_ewma(found: Found, given: Given) -> None:
     assert_frame_equal(found("by_age").sort(wanted.columns), wanted.sort(wanted.columns))
 
 
+def _build_over(inputs: Inputs, out: Out) -> None:
+    rows = inputs.rows.select("k", "ts", "x", name="over_x").group_by("k")
+    sums: dict[str, Any] = {"n": "count(*)", "s": "sum(x)", "top": "max(x)", "since": "first(x)"}
+    three = rows.over(rows=3, name="over_three", before="lag(x)", **sums)
+    out("three", three)
+    out("late", three.late)
+    out("recent", rows.over(range="5s", name="over_recent", **sums))
+    out("so_far", rows.over(name="over_so_far", **sums))
+
+
+def _check_over(found: Found, given: Given) -> None:
+    rows = [(k, second, x) for k, second, x, *_ in given.in_time]
+    frames = {
+        "three": "ROWS BETWEEN 2 PRECEDING AND CURRENT ROW",
+        "recent": "RANGE BETWEEN 5 PRECEDING AND CURRENT ROW",
+        "so_far": "ROWS UNBOUNDED PRECEDING",
+    }
+    for sink, frame in frames.items():
+        order = "s" if sink == "recent" else "s, x"
+        lag = "lag(x) OVER (PARTITION BY k ORDER BY s, x)," if sink == "three" else ""
+        # By time, which row of the first time is the first is for the order to say: the one with the least x.
+        over = f"OVER (PARTITION BY k ORDER BY {order} {frame})"
+        since = f"min_by(x, (s, x)) {over}"
+        _same_as_duckdb(
+            found(sink), f"SELECT k, s, x, {lag} count(*) {over}, sum(x) {over}, max(x) {over}, {since} FROM rows", rows
+        )
+    assert found("late").height == given.late
+
+
 def _build_deduplicate(inputs: Inputs, out: Out) -> None:
     once = inputs.rows.select("k", "ts", "x", name="once_x").deduplicate("k", within=f"{WITHIN_S}s", name="once")
     out("once", once)
@@ -666,6 +695,7 @@ CASES = (
     Case(name="windows_of_windows", build=_build_windows_of_windows, check=_check_windows_of_windows),
     Case(name="top", build=_build_top, check=_check_top),
     Case(name="ewma", build=_build_ewma, check=_check_ewma),
+    Case(name="over", build=_build_over, check=_check_over),
     Case(name="deduplicate", build=_build_deduplicate, check=_check_deduplicate),
     Case(name="match", build=_build_match, check=_check_match),
     Case(name="process", build=_build_process, check=_check_process),

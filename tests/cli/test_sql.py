@@ -85,6 +85,15 @@ def test_several_sources_are_joined(invoke: Invoke, place: Path):
     assert sorted(lines(result)) == ['{"name":"north","c":3}', '{"name":"south","c":3}'], result.stderr
 
 
+def test_a_stream_is_joined_with_a_table(invoke: Invoke, place: Path):
+    (place / "devices.csv").write_text("id,site\nd0,north\nd1,south\n")
+    query = "SELECT d.site, count(*) AS n FROM readings r JOIN devices d ON r.device = d.id GROUP BY d.site"
+    result = invoke("sql", query, "--source", SOURCE, "--table", "devices=devices.csv", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert sorted(lines(result)) == ['{"site":"north","n":34}', '{"site":"south","n":33}']
+    assert "devices: 1 file: id string, site string" in result.stderr
+
+
 def test_the_query_may_come_from_a_file_or_from_standard_input(invoke: Invoke, place: Path):
     (place / "q.sql").write_text("-- the hottest\nSELECT device\nFROM readings\nWHERE temp > 49;\n")
     assert lines(invoke("sql", "--file", "q.sql", "-s", SOURCE))[2:] == ["d0"]
@@ -233,6 +242,8 @@ def test_rows_that_do_not_fit_or_come_late_are_counted_and_said(invoke: Invoke, 
     [
         (["SELECT tmp FROM readings", "-s", SOURCE], "there is no column 'tmp'. Did you mean 'temp'?\n  SELECT tmp FROM readings\n         ^"),
         (["SELECT device FROM readings ORDER BY device", "-s", SOURCE], "ORDER BY is not supported"),
+        (["SELECT 1 AS x FROM readings", "-s", SOURCE, "-t", "devices"], "as in --table devices=devices.csv"),
+        (["SELECT 1 AS x FROM readings", "-s", SOURCE, "-t", SOURCE], "there is a source of that name"),
         (["SELECT 1 FROM nothing", "-s", SOURCE], "there is no stream 'nothing'. There are: readings."),
         (["SELECT 1 FROM readings"], "no source was given"),
         ([], "give a query, or --file"),

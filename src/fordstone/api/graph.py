@@ -25,7 +25,7 @@ from fordstone.planner.guarantee import path_guarantees
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
-    from fordstone.api.stream import Stream
+    from fordstone.api.stream import LookupTable, Stream
 
 Span = str | timedelta
 
@@ -59,6 +59,8 @@ class Graph:
         self.steps: list[p.Step] = []
         self.types: dict[p.Input, StreamType] = {}
         self.functions: dict[str, Callable[..., Any]] = {}
+        self.tables: dict[str, LookupTable] = {}
+        """That rows are looked up in, by name."""
         self._strict = guarantee is not None
         self._guarantee: p.Guarantee = guarantee or "exactly_once"
         self._mode: p.Mode = mode
@@ -88,6 +90,8 @@ class Graph:
         """Check a step, take it in, and return its output. Raises and changes nothing if it may not stand there."""
         if any(known.name == step.name for known in self.steps):
             raise PipelineError(f"two steps are named {step.name!r}. Give one of them another name.")
+        if step.name in self.tables:
+            raise PipelineError(f"step {step.name!r} has the name of a table. Give one of them another name.")
         types = self.types | derive(step, self.types)
         draft = self.draft(step)
         check_rules(draft, step, types)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from fordstone.api.graph import Graph, Timing
 from fordstone.api.run import OnProgress, Run, Work, shortened
-from fordstone.api.stream import ControlTable, Stream
+from fordstone.api.stream import ControlTable, LookupTable, Stream, TableRows, table_of
 from fordstone.connectors.base import live_of
 from fordstone.connectors.memory import MemorySource
 from fordstone.errors import ConfigError, FordstoneError, PipelineError
@@ -97,19 +97,58 @@ class Pipeline:
         self._graph.add(p.Control(name=name, schema=columns.to_dict(), keys=keys))
         return ControlTable(pipeline=self, name=name, schema=columns, keys=keys)
 
-    def sql(self, query: str, *, tables: Mapping[str, Stream] | None = None, name: str | None = None) -> Stream:
+    def table(
+        self, name: str, table: p.ConnectorSpec | TableRows, *, schema: Mapping[str, str] | None = None
+    ) -> LookupTable:
+        """A table that does not change, for `Stream.lookup` and for JOIN in SQL: `table("devices", files("devices.csv"), schema={...})`.
+
+        It is read once, at the start, and has one row per key. A few rows may be given as they are: a list of records, or a frame.
+        """
+        checked_name(name, "table")
+        if name in self._graph.tables or any(step.name == name for step in self._graph.steps):
+            raise PipelineError(f"there is a table or a step {name!r} already. Give one of them another name.")
+        try:
+            connector, columns = table_of(table, schema)
+        except FordstoneError as error:
+            raise PipelineError(f"table {name}: {error}") from error
+        found = self._graph.tables[name] = LookupTable(name=name, connector=connector, schema=columns)
+        return found
+
+    def sql(
+        self,
+        query: str,
+        *,
+        tables: Mapping[str, Stream | LookupTable | ControlTable | TableRows] | None = None,
+        name: str | None = None,
+    ) -> Stream:
         """What a query gives, as a stream like any other: `sql("SELECT device, temp FROM readings WHERE temp > 20")`.
 
-        FROM names sources and other steps of this pipeline, or streams by the names that `tables` gives them. `name` is
-        that of the last step. A query that is refused adds nothing.
+        FROM and JOIN name sources, steps and tables of this pipeline, or what `tables` gives a name: streams, tables, and rows as
+        they are. `name` is that of the last step. A query that is refused adds nothing.
         """
         from fordstone.api.sql.query import build  # noqa: PLC0415 - it builds on pipelines
 
-        for table, stream in (tables or {}).items():
-            if not isinstance(stream, Stream) or stream.pipeline is not self:
-                raise PipelineError(f"sql: tables[{table!r}] is not a stream of this pipeline.")
+        named = {given: self._named_table(given, table) for given, table in (tables or {}).items()}
         with self._graph.unchanged_on_error():
-            return build(self._graph, query, tables or {}, name)
+            return build(self._graph, query, named, name)
+
+    def _named_table(
+        self, name: str, given: Stream | LookupTable | ControlTable | TableRows
+    ) -> Stream | LookupTable | ControlTable:
+        if isinstance(given, LookupTable):
+            return given
+        if isinstance(given, Stream | ControlTable):
+            if given.pipeline is not self:
+                raise PipelineError(f"sql: tables[{name!r}] belongs to another pipeline.")
+            return given
+        try:
+            connector, columns = table_of(given, None)
+        except FordstoneError as error:
+            raise PipelineError(
+                f"sql: tables[{name!r}] is neither a stream of this pipeline nor a table: {error} Declare files and other connectors "
+                "with p.table(...)."
+            ) from error
+        return LookupTable(name=name, connector=connector, schema=columns)
 
     def plan(self) -> p.Plan:
         """The checked, serialisable form."""

@@ -52,6 +52,18 @@ class ControlTable:
         return f"ControlTable({self.name}: {shown(self.schema)}; key {', '.join(self.keys)})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupTable:
+    """A table that does not change, which streams are joined with. Made by `Pipeline.table`."""
+
+    name: str
+    connector: p.ConnectorSpec
+    schema: Schema
+
+    def __repr__(self) -> str:
+        return f"LookupTable({self.name}: {shown(self.schema)})"
+
+
 Expr = str | Column
 On = str | Sequence[str] | Mapping[str, str]
 """Columns that must be equal: of both sides, or from those of the left to those of the right."""
@@ -388,7 +400,7 @@ class Stream:
 
     def lookup(
         self,
-        table: p.ConnectorSpec | TableRows,
+        table: p.ConnectorSpec | LookupTable | TableRows,
         *,
         on: On,
         schema: Mapping[str, str] | None = None,
@@ -405,7 +417,7 @@ class Stream:
         step = self._named("lookup", name)
         keys, table_keys = _join_columns(step, on)
         try:
-            spec, columns = _table(table, schema)
+            spec, columns = table_of(table, schema)
         except FordstoneError as error:
             raise PipelineError(f"step {step}: {error}") from error
         return self._add(
@@ -632,6 +644,48 @@ class Grouped:
             p.Ewma(name=named, input=self._at, keys=self._keys, alpha=weight, half_life_us=span_us, columns=given)
         )
 
+    def over(
+        self,
+        *,
+        rows: int | None = None,
+        range: str | timedelta | None = None,  # noqa: A002 - the word of SQL
+        order: str | Sequence[str] = (),
+        name: str | None = None,
+        **aggregates: Expr,
+    ) -> Stream:
+        """Every row, with aggregates over the rows of its key up to it: `over(rows=3, mean="avg(temp)", before="lag(temp)")`.
+
+        `rows=3` is the row and the two before it in order of time; `range="10s"` is the rows that are up to 10 seconds older, and all
+        of its own time; without both it is all rows so far. Rows are emitted once the watermark has passed them. `order`: columns by
+        which rows of one time are ordered.
+        """
+        if self._window is not None:
+            raise PipelineError("over has a frame of its own, rows= or range=. Leave .window(...) out.")
+        named = self._named("over", name)
+        if rows is not None and (range is not None or isinstance(rows, bool) or not isinstance(rows, int) or rows < 1):
+            raise PipelineError(
+                f"step {named}: over takes either rows= (a whole number of at least 1, the row itself included) or range= (a span)."
+            )
+        with self._graph.building(named):
+            given = tuple(
+                p.NamedAggregate(
+                    column, parse_aggregate(expression_source(sql, column), self._stream.schema, column, over=True).sql
+                )
+                for column, sql in aggregates.items()
+            )
+            span_us = None if range is None else positive_us(range, what="range")
+        return self._add(
+            p.Over(
+                name=named,
+                input=self._at,
+                keys=self._keys,
+                frame="rows" if range is None else "range",
+                preceding=span_us if rows is None else rows - 1,
+                aggregates=given,
+                order=(order,) if isinstance(order, str) else tuple(order),
+            )
+        )
+
     def match(
         self, pattern: Pattern, measures: Mapping[str, Expr] | None = None, **options: Unpack[MatchOptions]
     ) -> Stream:
@@ -728,8 +782,14 @@ def _join_columns(step: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(left for left, _ in pairs), tuple(right for _, right in pairs)
 
 
-def _table(table: p.ConnectorSpec | TableRows, schema: Mapping[str, str] | None) -> tuple[p.ConnectorSpec, Schema]:
+def table_of(
+    table: p.ConnectorSpec | LookupTable | TableRows, schema: Mapping[str, str] | None
+) -> tuple[p.ConnectorSpec, Schema]:
     """The table as it stands in the plan, and its columns."""
+    if isinstance(table, LookupTable):
+        if schema is not None:
+            raise ConfigError(f"table {table.name} has its columns already. Leave schema= out.")
+        return table.connector, table.schema
     if isinstance(table, p.ConnectorSpec):
         if schema is None:
             raise ConfigError('a lookup needs the columns of its table: schema={"device": "string", "site": "string"}.')

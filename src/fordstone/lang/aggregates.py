@@ -26,6 +26,8 @@ Invertible = typing.Literal["always", "exact", "never"]
 """Whether rows can be taken out again by subtraction: always, for integers and decimals, or never."""
 HLL_LG_K: Final = 12
 KLL_K: Final = 200
+LAG_MAX: Final = 100_000
+"""Maximum number of rows that lag looks back: they are kept for every key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class AggregateFunction:
     star: bool = False
     by: bool = False
     """It takes a second argument, which says which row's value counts."""
+    over_only: bool = False
+    """It needs rows in order, so it is known with `over` only."""
     options: tuple[Option, ...] = ()
     needs_time: bool = False
     """Which value is first or last is a question of event time."""
@@ -144,6 +148,7 @@ def _whole(low: int, high: int) -> Callable[[float], str | None]:
 
 _LG_K: Final = Option(name="lgk", check=_whole(7, 21), default=HLL_LG_K)
 _K: Final = Option(name="k", check=_whole(8, 65535), default=KLL_K)
+_LAG: Final = Option(name="n", check=_whole(1, LAG_MAX), default=1)
 _PRIOR_MAX: Final = 1e15
 _LEVEL: Final = Option(name="level", check=_inside(0, 1))
 _PRIOR: Final = (
@@ -224,6 +229,10 @@ AGGREGATES: Final[dict[str, AggregateFunction]] = {
             about="The value of x in the row with the least y, which may be null; rows where y is null do not count. Of several rows with that y, the least x (null is less than any).",
         ),
         AggregateFunction(
+            name="lag", signature="lag(x[, n])", example="lag(1)", accepts=_ordered, options=(_LAG,), over_only=True,
+            about="Only with over: the value of x n rows before (1 by default) in order of time; null if there is no such row.",
+        ),
+        AggregateFunction(
             name="quantile", signature="quantile(x, q[, k])", example="quantile(1, 0.5)", accepts=_double,
             options=(Option(name="q", check=_between(0, 1)), _K), repeats=False,
             about="Approximately the least value that at least the share q (0 to 1) of all values do not exceed, a double; nulls and NaN are ignored. Exact for up to k values (8 to 65535, 200 by default), else a KLL sketch. median(x) is quantile(x, 0.5).",
@@ -256,6 +265,8 @@ AGGREGATE_ALIASES: Final = {
     "std": "stddev_samp",
     "collect_list": "collect",
     "approx_count_distinct": "count_distinct",
+    "first_value": "first",
+    "last_value": "last",
     "median": "quantile",
 }
 IMPLIED: Final = {"median": "0.5"}
@@ -268,7 +279,16 @@ DISTINCT: Final = {
     "max": "max",
 }
 """What an aggregate is with DISTINCT before its argument; the least and the greatest are the same."""
-AGGREGATE_NAMES: Final = frozenset({*AGGREGATES, *AGGREGATE_ALIASES} - set(DISTINCT.values()) | {"min", "max"})
+AGGREGATE_NAMES: Final = frozenset({*AGGREGATES, *AGGREGATE_ALIASES} - set(DISTINCT.values()) | {"min", "max"}) - {
+    function.name for function in AGGREGATES.values() if function.over_only
+}
+OVER_NAMES: Final = frozenset(
+    {
+        "count", "sum", "avg", "mean", "min", "max", "first", "first_value", "last", "last_value", "lag", "variance", "var_samp", "var_pop",
+        "stddev", "std", "stddev_samp", "stddev_pop", "beta_mean", "beta_low", "beta_high",
+    }
+)  # fmt: skip
+"""Those that are known over a frame of rows."""
 
 
 RESULT_PREFIX: Final = "__a"
@@ -329,9 +349,9 @@ class Aggregate:
 
 
 def parse_aggregate(
-    source: str | exp.Expr, schema: Schema, name: str | None = None, *, text: str | None = None
+    source: str | exp.Expr, schema: Schema, name: str | None = None, *, text: str | None = None, over: bool = False
 ) -> Aggregate:
-    """Check an aggregate expression; called once for each argument of `agg(...)`.
+    """Check an aggregate expression; called once for each argument of `agg(...)`, or of `over(...)`.
 
     `name` is what the column is called; without it, what AS says, or else the text. `text`: what a tree was read from.
 
@@ -339,14 +359,14 @@ def parse_aggregate(
         ExpressionError: with the text and the place of what is wrong.
     """
     if isinstance(source, str):
-        return _parse_text(source, schema, name)
-    return checked(source, text, lambda tree, text: _parse_tree(tree, schema, name, text))
+        return _parse_text(source, schema, name, over=over)
+    return checked(source, text, lambda tree, text: _parse_tree(tree, schema, name, text, over=over))
 
 
 # As `expression.parse` does.
 @lru_cache(maxsize=PARSED_MAX)
-def _parse_text(source: str, schema: Schema, name: str | None) -> Aggregate:
-    return checked(source, None, lambda tree, text: _parse_tree(tree, schema, name, text))
+def _parse_text(source: str, schema: Schema, name: str | None, *, over: bool) -> Aggregate:
+    return checked(source, None, lambda tree, text: _parse_tree(tree, schema, name, text, over=over))
 
 
 def without_filters(tree: exp.Expr, text: str) -> exp.Expr:
@@ -377,7 +397,7 @@ def without_filters(tree: exp.Expr, text: str) -> exp.Expr:
     return tree
 
 
-def _parse_tree(tree: exp.Expr, schema: Schema, name: str | None, text: str) -> Aggregate:
+def _parse_tree(tree: exp.Expr, schema: Schema, name: str | None, text: str, *, over: bool) -> Aggregate:
     if tree.find(exp.Filter) is not None:
         tree = without_filters(tree.copy(), text)
     body, alias = split_alias(tree)
@@ -387,16 +407,17 @@ def _parse_tree(tree: exp.Expr, schema: Schema, name: str | None, text: str) -> 
     rows = Checker(text=text, schema=schema)
 
     def keep(node: exp.Anonymous) -> Term:
-        call, kept = _call(node, rows)
+        call, kept = _call(node, rows, over=over)
         if all(call != known for known, _ in calls):
             calls.append((call, kept))
         at = next(at for at, (known, _) in enumerate(calls) if known == call)
         return Column(f"{RESULT_PREFIX}{at}", kept.type)
 
-    checker = Checker(text=text, schema=schema, aggregate=keep, aggregate_names=AGGREGATE_NAMES)
+    names = OVER_NAMES if over else AGGREGATE_NAMES
+    checker = Checker(text=text, schema=schema, aggregate=keep, aggregate_names=names)
     term = checker.check(body)
     if not calls:
-        known = ", ".join(function.signature for function in AGGREGATES.values())
+        known = ", ".join(function.signature for function in AGGREGATES.values() if function.name in names)
         raise ExpressionError(f"this is not an aggregate; there are {known}.", text=text, offset=offset_of(body) or 0)
     if term.type.name.startswith("interval"):
         raise checker.fail("an interval is not a value of its own; add it to a timestamp or a date.", body)
@@ -429,7 +450,7 @@ def user_aggregate(
     return Aggregate(name=name, sql=call.sql, type=kind, calls=(call,), finish=finish, tree=result)
 
 
-def _call(node: exp.Anonymous, rows: Checker) -> tuple[Call, AggregateCall]:
+def _call(node: exp.Anonymous, rows: Checker, *, over: bool) -> tuple[Call, AggregateCall]:
     written = str(node.args["this"]).lower()
     name = AGGREGATE_ALIASES.get(written, written)
     function, args = AGGREGATES[name], list(node.args.get("expressions") or [])
@@ -442,9 +463,9 @@ def _call(node: exp.Anonymous, rows: Checker) -> tuple[Call, AggregateCall]:
     if not fewest <= len(args) <= 1 + function.by + len(function.options):
         raise rows.fail(f"{written} is called with {given} arguments; it is written {function.signature}.", node)
     if isinstance(args[0], exp.Distinct):
-        if name not in DISTINCT or len(args[0].expressions) != 1:
+        if over or name not in DISTINCT or len(args[0].expressions) != 1:
             raise rows.fail(
-                f"{written}(DISTINCT ...) is not supported; there are count, sum, avg, min and max of one DISTINCT expression.",
+                f"{written}(DISTINCT ...) is not supported; there are count, sum, avg, min and max of one DISTINCT expression, without OVER.",
                 args[0],
             )
         name, args = DISTINCT[name], list(args[0].expressions)

@@ -179,7 +179,7 @@ AGGREGATES_ELSEWHERE: Final = frozenset(
         "count", "sum", "avg", "mean", "min", "max", "first", "last", "stddev", "variance", "collect_list",
         "collect_set", "approx_count_distinct", "percentile", "median", "any_value", "var_samp", "var_pop", "stddev_samp", "stddev_pop",
         "collect", "count_distinct", "quantile", "beta_mean", "beta_low", "beta_high",
-        "max_by", "min_by",
+        "max_by", "min_by", "lag", "first_value", "last_value",
     }
 )  # fmt: skip
 """Names that are aggregates: in a row-wise place the error says so rather than that they do not exist."""
@@ -535,7 +535,7 @@ class Checker:
         kinds: tuple[tuple[type[exp.Expr] | tuple[type[exp.Expr], ...], str], ...] = (
             (
                 exp.Window,
-                "OVER stands only in the SELECT list of a query. In a pipeline, use .window(...) or .top(...) on the stream.",
+                "OVER stands only in the SELECT list of a query. In a pipeline, use group_by(...).over(...), or top(...) for ranks.",
             ),
             ((exp.Query, exp.Subquery, exp.Exists), "subqueries are not supported."),
             (exp.Star, "* stands only alone in select, or in count(*)."),

@@ -19,6 +19,7 @@ from fordstone.operators.ewma import EwmaFamily
 from fordstone.operators.join.interval import JoinFamily
 from fordstone.operators.join.lookup import LookupFamily, LookupLatestFamily
 from fordstone.operators.match.step import MatchFamily
+from fordstone.operators.over import OverFamily
 from fordstone.operators.process.step import ProcessFamily
 from fordstone.operators.rowwise import ExplodeFamily, FilterFamily, FunctionFamily, ProjectFamily, UnionFamily
 from fordstone.operators.top import TopFamily
@@ -37,6 +38,7 @@ FAMILIES: Final[tuple[Family[Any], ...]] = (
     CombineFamily(),
     EwmaFamily(),
     DeduplicateFamily(),
+    OverFamily(),
     TopFamily(),
     JoinFamily(),
     LookupFamily(),

@@ -338,6 +338,19 @@ class Deduplicate(KeyedByColumns, frozen=True, tag="deduplicate", kw_only=True):
     within_us: int
 
 
+class Over(KeyedByColumns, frozen=True, tag="over", kw_only=True):
+    """The rows of each key in order of time, each with aggregates over a frame of rows up to it."""
+
+    input: Input
+    frame: Literal["rows", "range"] = "rows"
+    """Whether a frame is counted in rows, or in time; by time, the rows of its last time belong to it."""
+    preceding: int | None = None
+    """From how many rows, or microseconds, before a row its frame begins; None: at the first row."""
+    aggregates: tuple[NamedAggregate, ...]
+    order: tuple[str, ...] = ()
+    """Columns, after the time, that rows are ordered by before all others."""
+
+
 class SortKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An expression that rows are sorted by, in SQL, and how."""
 
@@ -529,7 +542,7 @@ class Sink(AnyStep, frozen=True, tag="sink", kw_only=True):
     """The other tier, if that is what reads the rows: then they are released when the epoch is sealed, those below their watermark with it."""
 
 
-KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Top | Join | LookupLatest | Match | Process
+KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Over | Top | Join | LookupLatest | Match | Process
 """Steps whose rows are shuffled: those with `shuffles`."""
 TierStep = ToCenter | Control | ToEdges
 """Where the tiers meet: `planner.split` makes two plans without them, each for one engine."""

@@ -1,4 +1,7 @@
-"""JOIN ... ON: the equal columns, the bound on time, and conditions beside them, for `Stream.join`."""
+"""JOIN ... ON: the equal columns, the bound on time, and conditions beside them, for `Stream.join`.
+
+A stream is joined with a table (`Stream.lookup`) or a control table (`Stream.join_control`) by equal columns alone.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from typing import Final
 from sqlglot import exp
 
 from fordstone.api.sql.scope import Member, Scope, column, column_name, conjuncts, event_time, shifted_column
-from fordstone.api.stream import Stream
+from fordstone.api.stream import ControlTable, LookupTable, Stream
 from fordstone.errors import SchemaError
 from fordstone.lang.dialect import offset_of, quoted_name
 from fordstone.lang.expression import parse, parse_predicate
+from fordstone.lang.schema import Schema
 from fordstone.lang.sql.syntax import Join, placed
 from fordstone.operators.join.sides import JoinColumns, join_columns
 from fordstone.plan.ids import free_name
@@ -38,17 +42,26 @@ class _On:
     others: list[exp.Expr] = field(default_factory=list)
 
 
+Table = LookupTable | ControlTable
+"""What a stream is joined with by key alone."""
+
+
 def joined(left: Stream, scope: Scope, right: Stream, member: Member, join: Join) -> tuple[Stream, Scope]:
     """The joined stream, and the columns that can be named of it."""
     return _Joining(left, scope, right, member, join).build()
 
 
-class _Joining:
-    """Builds one join."""
+def joined_table(left: Stream, scope: Scope, table: Table, member: Member, join: Join) -> tuple[Stream, Scope]:
+    """The stream joined with a table, and the columns that can be named of it."""
+    return _TableJoining(left, scope, table, member, join).build()
 
-    def __init__(self, left: Stream, scope: Scope, right: Stream, member: Member, join: Join) -> None:
+
+class _Sides:
+    """The two sides of a join: what can be named of them, the equal columns of ON, and the names of columns after the join."""
+
+    def __init__(self, left: Stream, scope: Scope, right: Stream | Table, member: Member, join: Join) -> None:
         self._left = left
-        self._right = right
+        self._right_schema = right.schema
         self._scope = scope
         self._member = member
         self._join = join
@@ -60,6 +73,115 @@ class _Joining:
         self._both = Scope(
             text=scope.text, members=(*(_marked(one, LEFT) for one in scope.members), _marked(member, RIGHT))
         )
+
+    def _read_key(self, part: exp.Expr, found: _On) -> bool:
+        if not isinstance(part, exp.EQ):
+            return False
+        named = [column_name(part.args[side]) for side in ("this", "expression")]
+        sides = {_side(name): name for name in named if name is not None}
+        if set(sides) != {LEFT, RIGHT}:
+            return False
+        left, right = sides[LEFT].removeprefix(LEFT), sides[RIGHT].removeprefix(RIGHT)
+        if found.keys.get(left, right) != right or (left not in found.keys and right in found.keys.values()):
+            return False
+        if left not in self._left.schema or right not in self._right_schema:
+            return False
+        found.keys[left] = right
+        return True
+
+    def _filtered(self, stream: Stream, conditions: list[exp.Expr]) -> Stream:
+        tree = conditions[0]
+        for further in conditions[1:]:
+            tree = exp.And(this=exp.Paren(this=tree), expression=exp.Paren(this=further))
+        with placed(self._text, self._join.on.at):
+            parse(tree, stream.schema, text=self._text)
+            return stream.filter(parse_predicate(tree, stream.schema).sql)
+
+    def _columns(self, on: _On) -> tuple[JoinColumns, str]:
+        """The names of the columns after the join, with the first suffix that makes all names different."""
+        with placed(self._text, self._join.at):
+            for count in range(1, _SUFFIXES_MAX):
+                suffix = "_right" if count == 1 else f"_right_{count}"
+                try:
+                    found = join_columns(
+                        self._left.schema, self._right_schema, tuple(on.keys), tuple(on.keys.values()), suffix=suffix
+                    )
+                except SchemaError:
+                    if count + 1 == _SUFFIXES_MAX or not _clashes(self._left.schema, self._right_schema, suffix):
+                        raise
+                else:
+                    return found, suffix
+        raise AssertionError("the last suffix raises")
+
+    def _named(self, stream: Stream, columns: JoinColumns, after: list[exp.Expr]) -> tuple[Stream, Scope]:
+        """The joined stream, filtered by the conditions that remain, and what can be named of it."""
+        names = {**columns.right, **columns.merged}
+        shown = {given: names[actual] for given, actual in self._member.columns.items()}
+        if after:
+            stream = self._filtered(stream, [_unmarked(one, names) for one in after])
+        member = Member(name=self._member.name, columns=shown)
+        return stream, Scope(text=self._text, members=(*self._scope.members, member))
+
+
+class _TableJoining(_Sides):
+    """Builds one join with a table: rows of the stream find their row by key, at any time."""
+
+    def __init__(self, left: Stream, scope: Scope, table: Table, member: Member, join: Join) -> None:
+        super().__init__(left, scope, table, member, join)
+        self._table = table
+
+    def build(self) -> tuple[Stream, Scope]:
+        """Look the rows up; other conditions of an inner join are applied after it."""
+        how, name = self._join.how, self._table.name
+        if how not in {"inner", "left"}:
+            raise self._scope.fail(
+                f"{how.upper()} JOIN with a table is not supported: a stream has no end, so it is never known that a row of {name} "
+                "has no partner. Use JOIN or LEFT JOIN.",
+                self._join.at,
+            )
+        on = _On()
+        for part in conjuncts(self._both.condition(self._join.on)):
+            if not self._read_key(part, on):
+                on.others.append(part)
+        if not on.keys:
+            raise self._scope.fail(
+                f"ON names no columns that are equal. Rows find theirs in {name} by key: r.device = {self._member.name}.device.",
+                self._join.on.at,
+            )
+        if how == "left" and on.others:
+            raise self._scope.fail(
+                "ON of a LEFT JOIN with a table holds equal columns only. Write this in WHERE, or with CASE in SELECT.",
+                offset_of(on.others[0]) or self._join.on.at,
+            )
+        self._keep_apart(on)
+        columns, suffix = self._columns(on)
+        with placed(self._text, self._join.at):
+            stream = (
+                self._left.lookup(self._table, on=on.keys, how=how, suffix=suffix)
+                if isinstance(self._table, LookupTable)
+                else self._left.join_control(self._table, on=on.keys, how=how, suffix=suffix)
+            )
+        return self._named(stream, columns, on.others)
+
+    def _keep_apart(self, on: _On) -> None:
+        """In a left join t.k is null where the stream's k is not: keys of one name must not become one column."""
+        shared = [name for name, other in on.keys.items() if name == other]
+        if self._join.how == "inner" or not shared:
+            return
+        taken = {*self._left.schema, *self._right_schema}
+        copies = {name: free_name(f"{name}_key", taken) for name in shared}
+        self._left = self._left.with_columns(
+            *(f"{quoted_name(name)} AS {quoted_name(copy)}" for name, copy in copies.items())
+        )
+        on.keys = {copies.get(left, left): right for left, right in on.keys.items()}
+
+
+class _Joining(_Sides):
+    """Builds one join of two streams."""
+
+    def __init__(self, left: Stream, scope: Scope, right: Stream, member: Member, join: Join) -> None:
+        super().__init__(left, scope, right, member, join)
+        self._right = right
 
     def build(self) -> tuple[Stream, Scope]:
         """Conditions on one side are filters before the join where that means the same; other conditions of an inner join are applied after it."""
@@ -87,12 +209,7 @@ class _Joining:
                 how=self._join.how,
                 suffix=suffix,
             )
-        names = {**columns.right, **columns.merged}
-        shown = {given: names[actual] for given, actual in self._member.columns.items()}
-        if after:
-            stream = self._filtered(stream, [_unmarked(one, names) for one in after])
-        member = Member(name=self._member.name, columns=shown)
-        return stream, Scope(text=self._text, members=(*self._scope.members, member))
+        return self._named(stream, columns, after)
 
     # ON
 
@@ -103,22 +220,6 @@ class _Joining:
                 if not self._read_bound(one, times, found) and not self._read_key(one, found):
                     found.others.append(one)
         return found
-
-    def _read_key(self, part: exp.Expr, found: _On) -> bool:
-        if not isinstance(part, exp.EQ):
-            return False
-        named = [column_name(part.args[side]) for side in ("this", "expression")]
-        sides = {_side(name): name for name in named if name is not None}
-        if set(sides) != {LEFT, RIGHT}:
-            return False
-        left, right = sides[LEFT].removeprefix(LEFT), sides[RIGHT].removeprefix(RIGHT)
-        if found.keys.get(left, right) != right or (left not in found.keys and right in found.keys.values()):
-            return False
-        for stream, name in ((self._left, left), (self._right, right)):
-            if name not in stream.schema:
-                return False
-        found.keys[left] = right
-        return True
 
     def _read_bound(self, part: exp.Expr, times: tuple[EventTime, EventTime], found: _On) -> bool:
         """Take in a comparison of the two times, if it is one."""
@@ -189,16 +290,6 @@ class _Joining:
                 )
         return after
 
-    def _filtered(self, stream: Stream, conditions: list[exp.Expr]) -> Stream:
-        tree = conditions[0]
-        for further in conditions[1:]:
-            tree = exp.And(this=exp.Paren(this=tree), expression=exp.Paren(this=further))
-        with placed(self._text, self._join.on.at):
-            parse(tree, stream.schema, text=self._text)
-            return stream.filter(parse_predicate(tree, stream.schema).sql)
-
-    # Columns
-
     def _kept_apart(self, on: _On) -> _On:
         """In an outer join b.k is null where a.k is not: keys of one name must not become one column."""
         shared = [name for name, other in on.keys.items() if name == other]
@@ -212,28 +303,13 @@ class _Joining:
         columns = {given: renamed.get(actual, actual) for given, actual in self._member.columns.items()}
         self._member = Member(name=self._member.name, columns=columns)
         on.keys = {left: renamed.get(right, right) for left, right in on.keys.items()}
+        self._right_schema = self._right.schema
         return on
 
-    def _columns(self, on: _On) -> tuple[JoinColumns, str]:
-        """The names of the columns after the join, with the first suffix that makes all names different."""
-        with placed(self._text, self._join.at):
-            for count in range(1, _SUFFIXES_MAX):
-                suffix = "_right" if count == 1 else f"_right_{count}"
-                try:
-                    found = join_columns(
-                        self._left.schema, self._right.schema, tuple(on.keys), tuple(on.keys.values()), suffix=suffix
-                    )
-                except SchemaError:
-                    if count + 1 == _SUFFIXES_MAX or not _clashes(self._left, self._right, suffix):
-                        raise
-                else:
-                    return found, suffix
-        raise AssertionError("the last suffix raises")
 
-
-def _clashes(left: Stream, right: Stream, suffix: str) -> bool:
-    taken = {*left.schema, *right.schema}
-    return any(name in left.schema and name + suffix in taken for name in right.schema)
+def _clashes(left: Schema, right: Schema, suffix: str) -> bool:
+    taken = {*left, *right}
+    return any(name in left and name + suffix in taken for name in right)
 
 
 def _side(name: str) -> str | None:

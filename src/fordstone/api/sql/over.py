@@ -1,6 +1,6 @@
 """OVER in SELECT: each window function becomes a column of a step before the projection.
 
-ROW_NUMBER, RANK and DENSE_RANK become `Stream.top`. How many rows are wanted stands in WHERE of the query outside (`rank <= 3`):
+Aggregates and LAG become `Grouped.over`. ROW_NUMBER, RANK and DENSE_RANK become `Stream.top`: how many rows are wanted stands in WHERE of the query outside (`rank <= 3`):
 `rank_bounds` finds it there, so that only these rows are numbered and kept.
 """
 
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 from sqlglot import exp
 
-from fordstone.api.sql.scope import Scope, column, column_name, conjuncts
-from fordstone.api.stream import Stream
+from fordstone.api.graph import graph_of
+from fordstone.api.sql.scope import Scope, column, column_name, conjuncts, event_time, span_us
+from fordstone.api.stream import Stream, keyed_name
+from fordstone.lang.aggregates import OVER_NAMES, Aggregate, parse_aggregate
 from fordstone.lang.dialect import offset_of
 from fordstone.lang.expression import parse
-from fordstone.lang.sql.syntax import placed
+from fordstone.lang.sql.syntax import Expr, placed
 from fordstone.plan import plan as p
 from fordstone.plan.ids import free_name
 
@@ -81,15 +83,30 @@ def _number(tree: object) -> int | None:
     return int(str(tree.args["this"]))
 
 
+_CURRENT: Final = "CURRENT ROW"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frame:
+    """What the functions of one `over` step have in common."""
+
+    keys: tuple[str, ...]
+    order: tuple[str, ...]
+    """After the time."""
+    kind: Literal["rows", "range"]
+    preceding: int | None
+
+
 class Overs:
-    """Adds a step for each different OVER of a SELECT list."""
+    """Adds a step for each ranking, and one for the aggregates of each different frame."""
 
     def __init__(self, stream: Stream, scope: Scope, bounds: RankBounds) -> None:
-        self.stream = stream
+        self._stream = stream
         self._scope = scope
         self._bounds = bounds
         self.made: list[tuple[exp.Expr, str]] = []
         """Window functions, and the columns that stand for them."""
+        self._aggregates: dict[_Frame, dict[str, str]] = {}
 
     def replaced(self, tree: exp.Expr, wanted: str | None) -> exp.Expr:
         """A resolved tree with columns in the place of its window functions. `wanted`: what the whole of it is called."""
@@ -99,6 +116,25 @@ class Overs:
             node.replace(column(self._column(node, None, bounded=False)))
         return tree
 
+    def build(self) -> Stream:
+        """The stream with the columns of all of them."""
+        for frame, aggregates in self._aggregates.items():
+            with placed(self._scope.text, offset_of(self.made[0][0])):
+                graph = graph_of(self._stream)
+                at = graph.add(
+                    p.Over(
+                        name=graph.name_for(keyed_name("over", frame.keys), None),
+                        input=self._stream._at,  # noqa: SLF001 - our own class
+                        keys=frame.keys,
+                        frame=frame.kind,
+                        preceding=frame.preceding,
+                        order=frame.order,
+                        aggregates=tuple(p.NamedAggregate(name, sql) for name, sql in aggregates.items()),
+                    )
+                )
+                self._stream = Stream(graph, at)
+        return self._stream
+
     def _column(self, node: exp.Window, wanted: str | None, *, bounded: bool) -> str:
         for known, name in self.made:
             if known == node:
@@ -106,27 +142,104 @@ class Overs:
         at = offset_of(node)
         call = node.args["this"]
         function = str(call.args["this"]).lower() if isinstance(call, exp.Anonymous) else ""
-        taken = set(self.stream.schema)
+        taken = {*self._stream.schema, *(name for _, name in self.made)}
         name = wanted if wanted is not None and wanted not in taken else free_name(wanted or function or "over", taken)
-        self.made.append((node.copy(), name))
         if node.args.get("alias") is not None:
             raise self._scope.fail(
                 "OVER with the name of a window is not supported. Write OVER (PARTITION BY ... ORDER BY ...).", at
             )
-        if function not in RANKS:
+        if function in RANKS:
+            n = self._bounds.most.get(wanted) if bounded and wanted is not None else None
+            self._rank(node, function, name, n)
+            if n is not None and wanted is not None:
+                self._bounds.used.add(wanted)
+        elif function in OVER_NAMES:
+            with placed(self._scope.text, at):
+                found = parse_aggregate(call, self._stream.schema, name, text=self._scope.text, over=True)
+            self._aggregates.setdefault(self._frame(node, found), {})[name] = found.sql
+        else:
             raise self._scope.fail(
-                f"{function or call.sql()} is not supported with OVER. There are ROW_NUMBER, RANK and DENSE_RANK.", at
+                f"{function or call.sql()} is not supported with OVER. There are ROW_NUMBER, RANK, DENSE_RANK, LAG and the aggregates "
+                f"{', '.join(sorted(OVER_NAMES - {'lag'}))}.",
+                at,
             )
-        if call.args.get("expressions"):
-            raise self._scope.fail(f"{function.upper()} has no arguments.", at)
-        n = self._bounds.most.get(wanted) if bounded and wanted is not None else None
-        self._rank(node, function, name, n)
-        if n is not None and wanted is not None:
-            self._bounds.used.add(wanted)
+        self.made.append((node.copy(), name))
         return name
+
+    # Frames
+
+    def _frame(self, node: exp.Window, found: Aggregate) -> _Frame:
+        order, spec = self._order(node), node.args.get("spec")
+        keys = tuple(self._partition(node))
+        (call, *_) = found.calls
+        if call.function == "lag":
+            if spec is not None:
+                raise self._scope.fail("LAG counts rows by itself: leave ROWS or RANGE out.", offset_of(node))
+            return _Frame(keys=keys, order=order, kind="rows", preceding=int(call.options[0]))
+        if spec is None:
+            return _Frame(keys=keys, order=order, kind="range", preceding=None)
+        kind = str(spec.args.get("kind")).lower()
+        supported = (
+            kind in {"rows", "range"}
+            and spec.args.get("end") in {None, _CURRENT}
+            and spec.args.get("start_side") in {None, "PRECEDING"}
+            and spec.args.get("exclude") is None
+        )
+        if not supported:
+            raise self._scope.fail(
+                "a frame ends at its row: write ROWS BETWEEN 2 PRECEDING AND CURRENT ROW, or RANGE BETWEEN INTERVAL '10' SECOND PRECEDING "
+                "AND CURRENT ROW.",
+                offset_of(node),
+            )
+        return _Frame(
+            keys=keys,
+            order=order,
+            kind=cast("Literal['rows', 'range']", kind),
+            preceding=self._preceding(spec.args.get("start"), kind, offset_of(node)),
+        )
+
+    def _preceding(self, start: object, kind: str, at: int | None) -> int | None:
+        if start == "UNBOUNDED":
+            return None
+        if start == _CURRENT:
+            return 0
+        if kind == "range":
+            tree = cast("exp.Expr", start)
+            found = span_us(Expr(tree=tree, at=offset_of(tree) or at or 0), self._scope.text)
+            if found < 0:
+                raise self._scope.fail("a frame begins before its row: the interval must not be negative.", at)
+            return found
+        number = _number(start)
+        if number is None:
+            raise self._scope.fail("ROWS counts rows: write a whole number before PRECEDING.", at)
+        return number
+
+    def _order(self, node: exp.Window) -> tuple[str, ...]:
+        """The columns after the time by which rows are ordered."""
+        at = offset_of(node)
+        time = event_time(self._stream, self._scope, "OVER", at or 0)
+        order = node.args.get("order")
+        names = []
+        for one in order.expressions if order is not None else ():
+            name = column_name(one.args["this"])
+            if name is None or one.args.get("desc") or not one.args.get("nulls_first"):
+                raise self._scope.fail(
+                    "ORDER BY names columns here, in ascending order: rows are taken in order of time.", offset_of(one)
+                )
+            names.append(name)
+        if not names or names[0] not in time.columns:
+            raise self._scope.fail(
+                f"OVER needs ORDER BY {time.column}, the event time: its aggregates are over the rows up to each row.",
+                at,
+            )
+        return tuple(names[1:])
+
+    # Ranks
 
     def _rank(self, node: exp.Window, function: str, name: str, n: int | None) -> None:
         at = offset_of(node)
+        if node.args["this"].args.get("expressions"):
+            raise self._scope.fail(f"{function.upper()} has no arguments.", at)
         if node.args.get("spec") is not None:
             raise self._scope.fail(
                 f"{function.upper()} looks at all rows of its partition: leave ROWS or RANGE out.", at
@@ -137,10 +250,10 @@ class Overs:
         by = []
         for sorted_ in order.expressions:
             with placed(self._scope.text, offset_of(sorted_)):
-                found = parse(sorted_.args["this"], self.stream.schema, text=self._scope.text)
+                found = parse(sorted_.args["this"], self._stream.schema, text=self._scope.text)
             by.append(sort_text(found.sql, bool(sorted_.args.get("desc")), bool(sorted_.args.get("nulls_first"))))
         with placed(self._scope.text, at):
-            self.stream = self.stream.top(
+            self._stream = self._stream.top(
                 n, by=by, per=self._partition(node), numbering=cast("p.Numbering", function), column=name
             )
 

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, assert_never, cast
 from sqlglot import exp
 
 from fordstone.api.sql.grouping import Item, grouped, has_aggregate
-from fordstone.api.sql.join import joined
+from fordstone.api.sql.join import Table, joined, joined_table
 from fordstone.api.sql.match import matched
 from fordstone.api.sql.over import Overs, RankBounds, has_over, rank_bounds
 from fordstone.api.sql.scope import HELPERS, Member, Scope, column, column_name, conjuncts, named
-from fordstone.api.stream import Stream
+from fordstone.api.stream import ControlTable, LookupTable, Stream
 from fordstone.errors import PipelineError
 from fordstone.lang.dialect import offset_of, quoted_name
 from fordstone.lang.expression import Expression, parse, parse_predicate, split_alias
+from fordstone.lang.schema import Schema
 from fordstone.lang.sql.parser import NO_LIMIT, NO_SORTING, read_query
 from fordstone.lang.sql.syntax import (
     Derived,
@@ -31,10 +32,10 @@ from fordstone.lang.sql.syntax import (
     Select,
     SqlError,
     Star,
-    Table,
     Windowed,
     placed,
 )
+from fordstone.lang.sql.syntax import Table as FromTable
 from fordstone.plan import plan as p
 from fordstone.plan.ids import free_name
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
@@ -48,13 +49,13 @@ class _Pending:
     """A query that WITH names, built when it is first read: one that is never read adds no step."""
 
     query: Query
-    names: Mapping[str, Stream | _Pending]
+    names: Mapping[str, Stream | Table | _Pending]
 
 
-Names = dict[str, "Stream | _Pending"]
+Names = dict[str, "Stream | Table | _Pending"]
 
 
-def build(graph: Graph, text: str, tables: Mapping[str, Stream], name: str | None) -> Stream:
+def build(graph: Graph, text: str, tables: Mapping[str, Stream | Table], name: str | None) -> Stream:
     """The stream that the query gives; its last step is called `name`.
 
     Raises:
@@ -114,7 +115,7 @@ class _Builder:
 
     # FROM
 
-    def _table(self, table: Table, names: Names, bounds: RankBounds | None = None) -> tuple[Stream, Member]:
+    def _table(self, table: FromTable, names: Names, bounds: RankBounds | None = None) -> tuple[Stream, Member]:
         """The stream of a table, and what can be named of it."""
         alias = table.alias.text if table.alias is not None else None
         if isinstance(table, Named):
@@ -143,25 +144,47 @@ class _Builder:
             if key not in self._built:
                 self._built[key] = self.query(found.query, dict(found.names), None)
             found = self._built[key]
+        if (rows := self._lookup_table(table, names)) is not None:
+            raise self._fail(
+                f"{rows.name} is a table, which rows of a stream are joined with. Write the stream first: FROM readings JOIN {rows.name} ON ...",
+                table.at,
+            )
         steps = [step.name for step in self._graph.steps if not isinstance(step, p.Sink)]
         if found is None and table.name.text in steps:
             found = Stream(self._graph, p.Input(table.name.text))
         if found is None:
-            known = sorted({*names, *steps})
+            known = sorted({*names, *steps, *self._graph.tables})
             near = get_close_matches(table.name.text, known, n=1, cutoff=0.6)
             hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known) or 'none yet'}."
             raise self._fail(f"there is no stream {table.name.text!r}. {hint}", table.at)
         if table.port is None:
-            return found
+            return cast("Stream", found)
         if table.port.text not in {"late", "timeout", "final"}:
             raise self._fail(
                 f"a stream has no part {table.port.text!r}. There is {table.name.text}.late, for rows that came too late.",
                 table.port.at,
             )
-        port = p.Input(found._at.step, cast("p.Port", table.port.text))  # noqa: SLF001 - our own class
+        port = p.Input(cast("Stream", found)._at.step, cast("p.Port", table.port.text))  # noqa: SLF001 - our own class
         if port not in self._graph.types:
             raise self._fail(f"{table.name.text} has no {table.port.text} rows.", table.port.at)
         return Stream(self._graph, port)
+
+    def _lookup_table(self, table: FromTable, names: Names) -> Table | None:
+        """The table that a name means: names of the query come first, then tables and control tables of the pipeline."""
+        if not isinstance(table, Named):
+            return None
+        found = names.get(table.name.text)
+        if isinstance(found, LookupTable | ControlTable):
+            return found
+        if found is not None:
+            return None
+        if (known := self._graph.tables.get(table.name.text)) is not None:
+            return known
+        for step in self._graph.steps:
+            if isinstance(step, p.Control) and step.name == table.name.text:
+                schema = Schema.of(step.schema)
+                return ControlTable(pipeline=self._graph.pipeline, name=step.name, schema=schema, keys=step.keys)
+        return None
 
     def _ranks(self, query: Query, bounds: RankBounds) -> bool:
         """Whether a query numbers rows, and numbers up to a bound are wanted."""
@@ -181,6 +204,12 @@ class _Builder:
                     "windows are not joined as tables. Aggregate each side in a query of its own, then join those within a time.",
                     join.at,
                 )
+            rows = self._lookup_table(join.table, names)
+            if rows is not None and isinstance(join.table, Named):
+                called = join.table.alias or join.table.name
+                other = Member(name=called.text, columns={column: column for column in rows.schema})
+                stream, scope = joined_table(stream, scope, rows, other, join)
+                continue
             right, other = self._table(join.table, names)
             stream, scope = joined(stream, scope, right, other, join)
         return stream, scope, windowed
@@ -201,7 +230,7 @@ class _Builder:
                 "as count(*).",
                 windowed.at,
             )
-        everything = not aggregated and self._everything(select, scope)
+        everything = not aggregated and self._everything(select, scope, stream)
         if select.where is not None:
             last = everything and name is not None
             stream = self._filtered(stream, scope, select.where, windowed, name if last else None)
@@ -214,14 +243,16 @@ class _Builder:
     def _aggregates(self, select: Select) -> bool:
         return any(isinstance(item, Expr) and has_aggregate(item.tree) for item in select.items)
 
-    def _everything(self, select: Select, scope: Scope) -> bool:
+    def _everything(self, select: Select, scope: Scope, stream: Stream) -> bool:
         """Whether SELECT gives all columns as they are, so that no step is needed."""
         only = select.items[0] if len(select.items) == 1 else None
         if not isinstance(only, Star) or only.less:
             return False
         if only.table is not None:
             scope.columns_of(only.table.text, only.at)
-        return only.table is None or len(scope.members) == 1
+        # A join with a table may have added a column that has no name in the query.
+        named = sum(len(member.columns) for member in scope.members) >= len(stream.schema)
+        return (only.table is None and named) or len(scope.members) == 1
 
     def _filtered(
         self, stream: Stream, scope: Scope, where: Expr, windowed: Windowed | None, name: str | None
@@ -274,7 +305,7 @@ class _Builder:
                 found_tree = overs.replaced(body, alias)
                 tree = found_tree if alias is None else named(found_tree, alias)
             trees.append((tree, item.at))
-        stream = overs.stream
+        stream = overs.build()
         columns: list[Expression] = []
         seen: set[str] = set()
         for tree, at in trees:

@@ -39,6 +39,8 @@ INTERVAL: Final = "250ms"
         "               GROUP BY device, TUMBLE(ts, INTERVAL '10' SECOND)\" --source readings='in/*.jsonl'",
         "fordstone sql --file hot.sql --source a=a.csv --source b=b.parquet --json | jq .device",
         "fordstone sql --file hot.sql --source a='in/*.jsonl' --follow",
+        'fordstone sql "SELECT r.temp, d.site FROM readings r JOIN devices d ON r.device = d.id"',
+        "               --source readings='in/*.jsonl' --table devices=devices.csv",
     ],
 )
 @click.argument("query", required=False)
@@ -52,6 +54,14 @@ INTERVAL: Final = "250ms"
     metavar="NAME=PATTERN",
     multiple=True,
     help="The files that a name in FROM stands for. May be given several times.",
+)
+@click.option(
+    "-t",
+    "--table",
+    "tables",
+    metavar="NAME=PATTERN",
+    multiple=True,
+    help="The files of a table that does not change, which JOIN looks rows up in by key. May be given several times.",
 )
 @click.option(
     "--schema",
@@ -184,7 +194,9 @@ def _declared(text: str, options: dict[str, Any]) -> tuple[Pipeline, Stream]:
         "delimiter": options["delimiter"],
         "time_unit": options["time_unit"],
     }
-    lines = add_sources(pipeline, options["sources"], options["schemas"], options["times"], **reading)
+    lines = add_sources(
+        pipeline, options["sources"], options["tables"], options["schemas"], options["times"], **reading
+    )
     if not options["quiet"]:
         for line in lines:
             click.secho(line, err=True, dim=True)

@@ -1,4 +1,4 @@
-"""The sources of `fordstone sql`: from `--source`, `--schema`, `--time`, and from the files themselves.
+"""The sources and tables of `fordstone sql`: from `--source`, `--table`, `--schema`, `--time`, and from the files themselves.
 
 The columns of files are inferred from a sample of text, or read from the file's own schema. What was inferred is printed. Rows that
 do not fit are rejected and counted, as always.
@@ -27,9 +27,11 @@ from fordstone.connectors.files.settings import FileSettings
 from fordstone.connectors.files.source import FileSource
 from fordstone.errors import SchemaError, SourceError
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
+from fordstone.plan.stream_type import TIMESTAMP
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
+    from fordstone.plan.plan import ConnectorSpec
 
 
 SAMPLE_BYTES: Final = 1 << 18
@@ -192,32 +194,54 @@ _CLOSED: Final = ">)"
 
 
 def add_sources(
-    pipeline: Pipeline, sources: Sequence[str], schemas: Sequence[str], times: Sequence[str], **reading: Any
-) -> list[str]:
-    """Declare the sources, given as `NAME=PATTERN`; return a line about each that shows what was inferred.
-
-    `reading`: `lateness`, `follow`, and the options of `files` for all of them.
-    """
-    patterns = _by_name(sources)
-    declared = {name: _columns(text) for name, text in _for_each(schemas, patterns, "--schema").items()}
-    event_times = _for_each(times, patterns, "--time")
-    return [
-        _add(pipeline, name, pattern, declared.get(name, {}), event_times.get(name), **reading)
-        for name, pattern in patterns.items()
-    ]
-
-
-def _add(
     pipeline: Pipeline,
-    name: str,
-    pattern: str,
-    declared: dict[str, str],
-    time: str | None,
+    sources: Sequence[str],
+    tables: Sequence[str],
+    schemas: Sequence[str],
+    times: Sequence[str],
     *,
     lateness: str,
     follow: bool,
     **file_options: Any,
-) -> str:
+) -> list[str]:
+    """Declare the sources and tables, given as `NAME=PATTERN`; return a line about each that shows what was inferred.
+
+    `file_options`: the options of `files` for all of them.
+    """
+    if not sources:
+        raise UsageError(f"no source was given. Give the files that a name in FROM stands for: {EXAMPLE}")
+    patterns, table_patterns = _by_name(sources, "--source"), _by_name(tables, "--table")
+    for name in table_patterns:
+        if name in patterns:
+            raise UsageError(f"--table {name}: there is a source of that name. Give one of them another name.")
+    both = patterns | table_patterns
+    declared = {name: _columns(text) for name, text in _for_each(schemas, both, "--schema").items()}
+    event_times = _for_each(times, patterns, "--time")
+    lines = []
+    for name, pattern in patterns.items():
+        found = _found(name, pattern, declared.get(name, {}), follow=follow, **file_options)
+        moments = [column for column, kind in found.columns.items() if DataType.parse(kind) == TIMESTAMP]
+        time = event_times.get(name, moments[0] if len(moments) == 1 else None)
+        pipeline.source(name, found.spec, schema=found.columns, time=time, lateness=lateness)
+        lines.append(_describe(name, found, time, moments))
+    for name, pattern in table_patterns.items():
+        found = _found(name, pattern, declared.get(name, {}), follow=False, **file_options)
+        pipeline.table(name, found.spec, schema=found.columns)
+        lines.append(_describe(name, found, None, ()))
+    return lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Files:
+    """The files that a pattern matches, and their columns."""
+
+    spec: ConnectorSpec
+    paths: list[Path]
+    columns: dict[str, str]
+    left_out: dict[str, str]
+
+
+def _found(name: str, pattern: str, declared: dict[str, str], *, follow: bool, **file_options: Any) -> _Files:
     spec = files(pattern, **file_options)
     settings = options_of(spec, FileSettings)
     source = FileSource(settings, SourceOptions(schema=Schema(()), bounded=not follow))
@@ -234,44 +258,33 @@ def _add(
         raise UsageError(
             f"no columns were found in {paths[0]}. If it is empty, give them: --schema '{name}=device string, temp double'."
         )
-    moments = [column for column, kind in columns.items() if Schema.of({column: kind})[column].name == "timestamp"]
-    if time is None and len(moments) == 1:
-        time = moments[0]
-    pipeline.source(name, spec, schema=columns, time=time, lateness=lateness)
     left_out = {column: why for column, why in found.left_out.items() if column not in declared}
-    return _describe(name, paths, columns, time, moments, left_out)
+    return _Files(spec=spec, paths=paths, columns=columns, left_out=left_out)
 
 
-def _describe(
-    name: str,
-    paths: Sequence[Path],
-    columns: dict[str, str],
-    time: str | None,
-    moments: Sequence[str],
-    left_out: dict[str, str],
-) -> str:
+def _describe(name: str, found: _Files, time: str | None, moments: Sequence[str]) -> str:
     listed = ", ".join(
-        f"{column} {kind}{' (event time)' if column == time else ''}" for column, kind in columns.items()
+        f"{column} {kind}{' (event time)' if column == time else ''}" for column, kind in found.columns.items()
     )
-    line = f"{name}: {fmt.count(len(paths), 'file')}: {listed}"
+    line = f"{name}: {fmt.count(len(found.paths), 'file')}: {listed}"
     if time is None and len(moments) > 1:
         line += f"\n  Several columns are timestamps; choose the event time: --time {moments[0]}"
-    for column, why in left_out.items():
+    for column, why in found.left_out.items():
         line += f"\n  {column!r} is ignored: it {why}."
     return line
 
 
-def _by_name(sources: Sequence[str]) -> dict[str, str]:
-    if not sources:
-        raise UsageError(f"no source was given. Give the files that a name in FROM stands for: {EXAMPLE}")
+def _by_name(given: Sequence[str], option: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for text in sources:
+    for text in given:
         name, equals, pattern = text.partition("=")
         if not equals or not name.strip() or not pattern.strip():
-            raise UsageError(f"--source {text!r}: write NAME=PATTERN, as in {EXAMPLE}")
+            raise UsageError(
+                f"{option} {text!r}: write NAME=PATTERN, as in {EXAMPLE if option == '--source' else '--table devices=devices.csv'}"
+            )
         if name.strip() in found:
             raise UsageError(
-                f"--source {name.strip()} is given twice. One pattern may match many files: 'in/**/*.jsonl'."
+                f"{option} {name.strip()} is given twice. One pattern may match many files: 'in/**/*.jsonl'."
             )
         found[name.strip()] = pattern.strip()
     return found

@@ -76,7 +76,7 @@ _REFUSED_CLAUSES: Final = {
     "PIVOT": "write an aggregate with CASE WHEN for each column.",
     "UNPIVOT": "write a SELECT for each column, and UNION ALL.",
     "TABLESAMPLE": "filter by a hash of a column instead: WHERE abs(hash(id)) % 10 = 0.",
-    "FOR": "use Stream.lookup for a table as it was at a time.",
+    "FOR": "a table is joined as it is, and a control table as it was when the epoch began: leave FOR SYSTEM_TIME out.",
     "EXCEPT": "only UNION ALL is.",
     "MINUS": "only UNION ALL is.",
     "INTERSECT": "join the two streams within a time instead: JOIN ... ON.",

@@ -339,6 +339,29 @@ class Collected(Part):
         return [pl.col(name).explode().drop_nulls() for name in self.columns(values)]
 
 
+@dataclass(frozen=True, slots=True)
+class Lagged(Part):
+    """The value some rows before. Known of single rows only: it is looked up in rows that are in order (`operators.over`)."""
+
+    rows: int
+    order = 15
+
+    def columns(self, values: Values) -> tuple[str, ...]:
+        return (self.column(values),)
+
+    def column(self, values: Values) -> str:
+        return f"__lag{self.rows}_{values.index}"
+
+    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - only its type is asked for
+        return [values.value.first().alias(self.column(values))]
+
+    def of_row(self, values: Values) -> list[pl.Expr]:
+        return [values.value.alias(self.column(values))]
+
+    def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:
+        raise TypeError(f"{self.column(values)} is not merged, in {partials.height} rows")
+
+
 FIRST: Final = End(first=True)
 LAST: Final = End(first=False)
 COLLECTED: Final = Collected()

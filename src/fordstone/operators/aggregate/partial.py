@@ -35,6 +35,7 @@ from fordstone.operators.aggregate.part import (
     LEAST_BY,
     SPREAD,
     SUM,
+    Lagged,
     Part,
     Values,
     in_order,
@@ -163,6 +164,10 @@ KINDS: Final[dict[str, Kind]] = {
     "mean distinct": Kind(
         parts=lambda _: (DIFFERENT,),
         result=lambda _, values: DIFFERENT.found(values).cast(pl.List(pl.Float64)).list.mean(),
+    ),
+    "lag": Kind(
+        parts=lambda call: (Lagged(int(call.options[0])),),
+        result=lambda call, values: pl.col(Lagged(int(call.options[0])).column(values)),
     ),
     "collect": Kind(parts=lambda _: (COLLECTED,), result=_collected),
     "count_distinct": Kind(parts=lambda call: (_distinct(call),), result=_estimate),
@@ -336,6 +341,11 @@ class Partials:
     def columns(self) -> list[str]:
         """The columns of a partial row, in order."""
         return [*self._group, ROWS, *(name for part, values in self._parts for name in part.columns(values))]
+
+    @property
+    def parts(self) -> list[tuple[Part, Values]]:
+        """What is kept of the arguments, in the order of its columns."""
+        return self._parts
 
     @property
     def invertible(self) -> bool:
