@@ -205,6 +205,8 @@ def test_help_lists_the_options_of_each_engine_apart(invoke: Invoke):
     assert "--part [edge|center]" in spark.partition("Options of two tiers:")[2]
     assert {option.name for option in run.params} - {option.name for option in center.params} == {
         "bounded",
+        "fresh",
+        "yes",
         "part",
         "center_on",
         "outbox_max",
