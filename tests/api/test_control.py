@@ -33,7 +33,7 @@ REFUSED: dict[str, Declare] = {
     r"limits is a control table, which nodes have\. Join it before \.to_center\(\)": lambda _, rows, limits: (
         rows.to_center().join_control(limits, on="k")
     ),
-    r"limits is a control table, which rows are joined with": lambda p, _, __: p.sql("SELECT * FROM limits WHERE v > 1"),
+    r"limits is a table, which rows of a stream are joined with": lambda p, _, __: p.sql("SELECT * FROM limits WHERE v > 1"),
     r"is not a stream.*\.join_control\(table, on=": lambda _, rows, limits: rows.join_latest(limits, on="k"),  # type: ignore[arg-type]
     r"union: .* is not a stream": lambda _, rows, limits: rows.union(limits),  # type: ignore[arg-type]
     r"on='x' does not name the key of limits, which is \(k\)": lambda _, rows, limits: rows.join_control(
