@@ -145,27 +145,44 @@ class Case:
 # Windows.
 
 
-def _slid(size_s: int, every_s: int, offset_s: int, aggregates: dict[str, str], early: str | None = None) -> Case:
-    name = f"sliding_{size_s}_{every_s}_{len(aggregates)}{'_early' if early else ''}"
+def _slid(
+    size_s: int,
+    every_s: int,
+    offset_s: int,
+    aggregates: dict[str, str],
+    *,
+    early: str | None = None,
+    allowed_s: int = 0,
+    late: bool = True,
+) -> Case:
+    """`late`: late rows are read, so that rows are not combined before the shuffle."""
+    more = [word for word, wanted in (("early", early), ("allowed", allowed_s), ("combined", not late)) if wanted]
+    name = "_".join(["sliding" if every_s != size_s else "tumbling", f"{size_s}_{every_s}_{len(aggregates)}", *more])
     windows = windowing.Slid(size_s, every_s, offset_s, aggregates)
 
     def build(inputs: Inputs, out: Out) -> None:
         window = sliding(f"{size_s}s", every=f"{every_s}s", offset=f"{offset_s}s")
         rows = inputs.rows.with_columns("coalesce(n, 0) AS i", name=f"{name}_i")
-        found = rows.group_by("k").window(window, early=early).agg(name=name, **aggregates)
+        grouped = rows.group_by("k").window(
+            tumbling(f"{size_s}s", offset=f"{offset_s}s") if every_s == size_s else window,
+            early=early,
+            allowed_lateness=f"{allowed_s}s" if allowed_s else None,
+        )
+        found = grouped.agg(name=name, **aggregates)
         out("out", found)
-        if early is None:
+        if late:
             out("late", found.late)
-        else:
+        if early is not None or allowed_s:
             out("final", found.final())
 
     def check(found: Found, given: Given) -> None:
         moved_s = int((START - windowing.START).total_seconds())
         rows = [[(k, second + moved_s, x, n or 0) for k, second, x, n, _ in part] for part in given.rows]
-        wanted = windows.expected(rows)
-        if early is None:
+        wanted = windows.expected(rows, allowed_s)
+        if late:
+            assert found("late").height == windows.rows_late(rows, allowed_s)
+        if early is None and not allowed_s:
             same_rows(found("out"), wanted)
-            assert found("late").height == windows.rows_late(rows)
         else:
             same_rows(found("out").unique(windowing.KEY, keep="last", maintain_order=True), wanted)
             same_rows(found("final"), wanted)
@@ -378,7 +395,7 @@ def _build_over(inputs: Inputs, out: Out) -> None:
 
 
 def _check_over(found: Found, given: Given) -> None:
-    rows = [(k, second, x) for k, second, x, *_ in given.in_time]
+    rows = [(k, second, x, 0) for k, second, x, *_ in given.in_time]
     frames = {
         "three": "ROWS BETWEEN 2 PRECEDING AND CURRENT ROW",
         "recent": "RANGE BETWEEN 5 PRECEDING AND CURRENT ROW",
@@ -687,7 +704,13 @@ CASES = (
     _slid(20, 7, 3, windowing.AGGREGATES),
     _slid(30, 2, 1, windowing.EXACT),
     _slid(4, 9, 2, windowing.AGGREGATES),
-    _slid(20, 5, 0, windowing.AGGREGATES, "1ms"),
+    _slid(20, 5, 0, windowing.AGGREGATES, early="1ms", late=False),
+    _slid(10, 10, 3, windowing.AGGREGATES, late=False),
+    _slid(12, 4, 0, windowing.AGGREGATES, late=False),
+    _slid(10, 10, 0, windowing.AGGREGATES, allowed_s=4),
+    _slid(6, 6, 0, windowing.EXACT, allowed_s=5, late=False),
+    _slid(20, 7, 3, windowing.AGGREGATES, allowed_s=3, late=False),
+    _slid(30, 2, 1, windowing.EXACT, allowed_s=4, early="1ms"),
     _unaligned("sessions", session(f"{GAP_S}s"), _sessions),
     _unaligned("packs_of_rows", by_count(SIZE, every=EVERY), _packs),
     Case(name="aggregates", build=_build_aggregates, check=_check_aggregates),

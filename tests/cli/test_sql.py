@@ -227,7 +227,7 @@ def test_rows_that_do_not_fit_or_come_late_are_counted_and_said(invoke: Invoke, 
         file.write('{"device": "d9", "ts": "2026-01-01T00:00:00Z", "temp": 1.0}\nnot json\n')
     result = invoke("sql", WINDOWED, "-s", SOURCE, "--lateness", "5s")
     assert result.exit_code == 0
-    assert "note: 1 row came more than 5s out of order and is not in the result" in result.stderr
+    assert "note: 1 row came more than 5s out of order, too late for its window, and is not in" in result.stderr
     assert "note: 1 row could not be read; the first in a.jsonl: JSON is malformed" in result.stderr
     fine = invoke("sql", WINDOWED, "-s", SOURCE)
     assert "out of order" not in fine.stderr

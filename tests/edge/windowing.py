@@ -68,8 +68,8 @@ class Slid:
         if early is not None:
             found.final().sink("final", memory(self.final))
 
-    def expected(self, partitions: list[list[Row]]) -> pl.DataFrame:
-        """What DuckDB finds in each window, of rows that it is open for."""
+    def expected(self, partitions: list[list[Row]], allowed_s: int = 0) -> pl.DataFrame:
+        """What DuckDB finds in each window, of rows that it is open for; `allowed_s`: how long it is kept after its end."""
         given = self._given(partitions)
         columns = ", ".join(f"{sql} AS {name}" for name, sql in self.aggregates.items())
         with duckdb.connect(config={"threads": 1}) as base:
@@ -77,12 +77,12 @@ class Slid:
             found: pl.DataFrame = base.sql(
                 f"WITH starts AS (SELECT {self.offset_s} + {self.every_s} * n AS s FROM range(-200, 1000) AS r(n)) "
                 f"SELECT k, s AS window_start, s + {self.size_s} AS window_end, {columns} "
-                f"FROM given JOIN starts ON t >= s AND t < s + {self.size_s} AND s + {self.size_s} > w GROUP BY ALL"
+                f"FROM given JOIN starts ON t >= s AND t < s + {self.size_s} AND s + {self.size_s + allowed_s} > w GROUP BY ALL"
             ).pl()
         times = (pl.col("window_start", "window_end") * 1_000_000).cast(pl.Datetime("us", "UTC"))
         return found.with_columns(times, pl.col("n", "total").cast(pl.Int64))
 
-    def rows_late(self, partitions: list[list[Row]]) -> int:
+    def rows_late(self, partitions: list[list[Row]], allowed_s: int = 0) -> int:
         """How many rows lie in windows, all of which are closed for them."""
         late = 0
         for t, w in self._given(partitions).select("t", "w").iter_rows():
@@ -91,7 +91,7 @@ class Slid:
                 for start in range(t - self.size_s + 1, t + 1)
                 if (start - self.offset_s) % self.every_s == 0
             ]
-            late += bool(ends) and max(ends) <= w
+            late += bool(ends) and max(ends) + allowed_s <= w
         return late
 
     def _given(self, partitions: list[list[Row]]) -> pl.DataFrame:

@@ -95,17 +95,17 @@ def pipeline_of(
     *,
     cut: bool,
     early_us: int | None = None,
+    allowed_us: int = 0,
     keys: Sequence[str] = ("k",),
 ) -> Pipeline:
     pipeline = Pipeline("fleet")
     rows = pipeline.source("rows", memory([]), schema=SCHEMA, time="ts")
     grouped = (rows.to_center(name="cut") if cut else rows).group_by(*keys)
     early = None if early_us is None else timedelta(microseconds=early_us)
-    stream = (
-        grouped.agg(name="step", **aggregates)
-        if window is None
-        else grouped.window(window, early=early).agg(name="step", **aggregates)
-    )
+    if window is not None:
+        allowed = timedelta(microseconds=allowed_us) if allowed_us else None
+        grouped = grouped.window(window, early=early, allowed_lateness=allowed)
+    stream = grouped.agg(name="step", **aggregates)
     stream.sink("out", memory([]))
     return pipeline
 
@@ -256,12 +256,14 @@ def _near(value: Any) -> Any:
     window=windows | st.builds(Tumbling, st.integers(1, 24), st.just(0)),
     rows=st.lists(rows_of_any_kind, max_size=40),
     early_us=st.none() | st.integers(1, 3),
+    allowed_us=st.sampled_from([0, 0, 2, 9]),
     aggregates=st.sampled_from([EXACT, ANY]),
     seed=st.integers(0, 2**32),
 )
-def test_windows_of_partial_rows_are_those_of_all_rows(window, rows, early_us, aggregates, seed):
+def test_windows_of_partial_rows_are_those_of_all_rows(window, rows, early_us, allowed_us, aggregates, seed):
     rng = Random(seed)
-    fleet = Fleet(pipeline_of(window, aggregates, cut=True, early_us=early_us), rng, beyond_us=(1, 3, 12))
+    pipeline = pipeline_of(window, aggregates, cut=True, early_us=early_us, allowed_us=allowed_us)
+    fleet = Fleet(pipeline, rng, beyond_us=(1, 3, 12))
     fleet.live(deal(rows, rng))
     fleet.subtasks.watermark(TIME_MAX_US)
     held: dict[tuple[Any, int], list[Row]] = {}
@@ -269,9 +271,9 @@ def test_windows_of_partial_rows_are_those_of_all_rows(window, rows, early_us, a
     for row, watermark_us in fleet.judged:
         ends = [] if row[1] is None else windows_of(row[1], window)
         for end in ends:
-            if end > watermark_us:
+            if end + allowed_us > watermark_us:
                 held.setdefault((row[0], end), []).append(row)
-        late += row[1] is None or (bool(ends) and ends[-1] <= watermark_us)
+        late += row[1] is None or (bool(ends) and ends[-1] + allowed_us <= watermark_us)
     names = list(aggregates)
     wanted = results_of(held, window, names, TIME_MAX_US)
     # Above the cut windows always have early results: the last word on each is on its own port.

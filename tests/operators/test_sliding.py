@@ -70,11 +70,12 @@ def test_every_window_has_what_a_plain_loop_finds_in_it(window, aggregates, happ
     happens=happens,
     combined=st.booleans(),
     early_us=st.sampled_from([1, 2, 3]),
+    allowed_us=st.sampled_from([0, 0, 1, 5, 30]),
 )
 def test_early_results_are_the_windows_that_changed_and_the_final_ones_come_once(
-    window, aggregates, happens, combined, early_us
+    window, aggregates, happens, combined, early_us, allowed_us
 ):
-    both = Windows(window, aggregates, combined=combined, early_us=early_us)
+    both = Windows(window, aggregates, combined=combined, early_us=early_us, allowed_us=allowed_us)
     both.live_through(happens)
     both.watermark(TIME_MAX_US)
     final = shown(both.subtasks.ports.get(FINAL, []), both.names)
@@ -86,6 +87,27 @@ def test_early_results_are_the_windows_that_changed_and_the_final_ones_come_once
         assert set(one.get_column(OP)) == {UPSERT}
     for one in both.subtasks.ports.get(FINAL, []):
         assert OP not in one.columns
+
+
+@examples(60)
+@given(
+    window=st.one_of(windows, st.builds(Tumbling, st.integers(1, 9))),
+    aggregates=st.sampled_from([EXACT, ANY]),
+    happens=happens,
+    combined=st.booleans(),
+    allowed_us=st.sampled_from([1, 4, 12, 40]),
+)
+def test_a_window_is_corrected_at_barriers_until_the_allowed_lateness_is_over(
+    window, aggregates, happens, combined, allowed_us
+):
+    both = Windows(window, aggregates, combined=combined, allowed_us=allowed_us)
+    both.live_through(happens)
+    both.watermark(TIME_MAX_US)
+    final = shown(both.subtasks.ports.get(FINAL, []), both.names)
+    assert final == both.expected(TIME_MAX_US)
+    assert both.rows_late() == both.late
+    last = {row[:3]: row[3:] for one in both.subtasks.out for row in shown([one], both.names)}
+    assert Counter((*key, *values) for key, values in last.items()) == final
 
 
 @examples(30)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -31,6 +31,7 @@ from tests.operators.subtasks import (
 
 from fordstone import Pipeline
 from fordstone.connectors.memory import memory
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.aggregate.partial import ROWS
 from fordstone.operators.base import MAIN, Moment, OperatorContext
@@ -68,13 +69,15 @@ def planned(
     *,
     late: bool = False,
     early_us: int | None = None,
+    allowed_us: int = 0,
     keys: Any = ("k",),
 ) -> tuple[p.Aggregate, OperatorContext]:
     """The step, as a pipeline has it."""
     pipeline = Pipeline("windows")
     source = pipeline.source("rows", memory([]), schema=SCHEMA, time="ts")
     early = None if early_us is None else dt.timedelta(microseconds=early_us)
-    stream = source.group_by(*keys).window(window, early=early).agg(name="step", **aggregates)
+    allowed = dt.timedelta(microseconds=allowed_us) if allowed_us else None
+    stream = source.group_by(*keys).window(window, early=early, allowed_lateness=allowed).agg(name="step", **aggregates)
     stream.sink("out", memory([]))
     if late:
         stream.late.sink("late", memory([]))
@@ -162,16 +165,27 @@ class Windows:
     aggregates: dict[str, str]
     combined: bool = True
     early_us: int | None = None
+    allowed_us: int = 0
     held: dict[tuple[Any, int], list[Row]] = field(default_factory=dict)
     """The rows that count, by key and end of their window."""
+    closed: set[tuple[Any, int]] = field(default_factory=set)
     late: int = 0
     gone: int = 0
     """Rows in gaps."""
     changed: set[tuple[Any, int]] = field(default_factory=set)
+    """Windows that are not closed and have changed since their last result."""
+    shown_us: int = TIME_MIN_US
+    """The watermark at the last barrier."""
     clock_us: int = 0
 
     def __post_init__(self) -> None:
-        self.step, self.setting = planned(self.window, self.aggregates, late=not self.combined, early_us=self.early_us)
+        self.step, self.setting = planned(
+            self.window,
+            self.aggregates,
+            late=not self.combined,
+            early_us=self.early_us,
+            allowed_us=self.allowed_us,
+        )
         feeder = make_feeder(self.step, 0, self.setting)
         assert (feeder is not None) == self.combined
         self.feeder = feeder
@@ -198,7 +212,7 @@ class Windows:
         given = watermarks or [self.subtasks.watermark_us] * len(rows)
         for row, watermark_us in zip(rows, given, strict=True):
             ends = [] if row[1] is None else windows_of(row[1], self.window)
-            still_open = [end for end in ends if end > watermark_us]
+            still_open = [end for end in ends if end + self.allowed_us > watermark_us]
             for end in still_open:
                 self.held.setdefault((row[0], end), []).append(row)
                 self.changed.add((row[0], end))
@@ -219,20 +233,35 @@ class Windows:
         return results_of(self.held, self.window, self.names, until_us)
 
     def watermark(self, us: int) -> None:
+        mark = len(self.subtasks.out)
         self.subtasks.watermark(us)
-        self.changed = {(k, end) for k, end in self.changed if end > us}
+        closed = {(k, end) for k, end in self.held if us == TIME_MAX_US or end + self.allowed_us <= us}
+        if self.allowed_us:
+            new = {one for one in closed - self.closed if one[1] > self.shown_us or one in self.changed}
+            assert shown(self.subtasks.out[mark:], self.names) == self._results(new)
+        self.changed -= closed
+        self.closed |= closed
+
+    def _results(self, windows: Iterable[tuple[Any, int]]) -> Counter[Any]:
+        found = {window: self.held[window] for window in windows}
+        return results_of(found, self.window, self.names, TIME_MAX_US)
 
     def barrier(self) -> None:
         moment = Moment(now_us=self.clock_us + 1, before_us=self.clock_us)
         self.clock_us += 1
         mark = len(self.subtasks.out)
         Subtasks.barrier(self.subtasks, moment)
-        wanted: Counter[Any] = Counter()
+        watermark_us = self.subtasks.watermark_us
+        wanted: set[tuple[Any, int]] = set()
+        if self.allowed_us:
+            kept = self.held.keys() - self.closed
+            wanted |= {one for one in kept if self.shown_us < one[1] <= watermark_us}
+            wanted |= {one for one in self.changed if one[1] <= watermark_us}
         if self.early_us is not None and moment.passes(self.early_us):
-            for k, end in self.changed:
-                wanted[(k, end - self.window.size_us, end, *result(self.held[k, end], self.names))] += 1
-            self.changed = set()
-        assert shown(self.subtasks.out[mark:], self.names) == wanted
+            wanted |= {one for one in self.changed if one[1] > watermark_us}
+        self.changed -= wanted
+        self.shown_us = watermark_us
+        assert shown(self.subtasks.out[mark:], self.names) == self._results(wanted)
 
     def rows_late(self) -> int:
         return sum(int(one.get_column(ROWS).sum()) if ROWS in one.columns else one.height for one in self.subtasks.late)

@@ -21,12 +21,13 @@ def draw_tail(rng: Random, mode: Mode) -> Tail | None:
         case "sliding" | "early" as kind:
             size, every, offset = rng.choice(((6, 2, 0), (10, 5, 1), (5, 3, 0), (2, 7, 3), (4, 4, 0), (12, 4, 0)))
             early_us = rng.choice((1_000, 8_000)) if kind == "early" else None
-            return SlidingTail(early_us=early_us, size=size, every=every, offset=offset)
+            allowed = rng.choice((0, 0, 3, 20))
+            return SlidingTail(early_us=early_us, allowed=allowed, size=size, every=every, offset=offset)
         case "session":
-            return SessionTail(early_us=None, gap=rng.choice((1, 3, 8)))
+            return SessionTail(early_us=None, allowed=0, gap=rng.choice((1, 3, 8)))
         case "count":
             size, slide = rng.choice(((1, 1), (3, 3), (4, 1), (3, 2), (2, 5)))
-            return CountTail(early_us=None, size=size, every=slide)
+            return CountTail(early_us=None, allowed=0, size=size, every=slide)
         case "join":
             least, most = rng.choice(((-2, 2), (0, 3), (-4, -1), (1, 1), (0, 0)))
             return JoinTail(how=rng.choice(("inner", "left", "right", "full")), least=least, most=most)

@@ -15,16 +15,18 @@ from tests.simulation.rows import SimulationError
 from tests.simulation.scenario import Scenario, Shape, World
 from tests.simulation.simulator import Tally, simulate
 from tests.simulation.tails import MORE, OUT, Tail
-from tests.simulation.window_tails import CountTail, SessionTail, SlidingTail
+from tests.simulation.window_tails import CountTail, SessionTail, SlidingTail, WindowTail
 
 from fordstone.plan.plan import Mode
 
 TAILS: dict[str, Tail] = {
-    "sliding": SlidingTail(early_us=None, size=6, every=2, offset=0),
-    "sliding_with_gaps": SlidingTail(early_us=None, size=2, every=7, offset=3),
-    "early_and_final": SlidingTail(early_us=1_000, size=10, every=5, offset=1),
-    "session": SessionTail(early_us=None, gap=3),
-    "count": CountTail(early_us=None, size=3, every=2),
+    "sliding": SlidingTail(early_us=None, allowed=0, size=6, every=2, offset=0),
+    "sliding_with_gaps": SlidingTail(early_us=None, allowed=0, size=2, every=7, offset=3),
+    "early_and_final": SlidingTail(early_us=1_000, allowed=0, size=10, every=5, offset=1),
+    "allowed_lateness": SlidingTail(early_us=None, allowed=9, size=6, every=2, offset=0),
+    "allowed_and_early": SlidingTail(early_us=1_000, allowed=4, size=5, every=5, offset=0),
+    "session": SessionTail(early_us=None, allowed=0, gap=3),
+    "count": CountTail(early_us=None, allowed=0, size=3, every=2),
     "join_inner": JoinTail(how="inner", least=-2, most=2),
     "join_full": JoinTail(how="full", least=0, most=3),
     "match_strict": MatchTail(kind="strict", skip="past_last"),
@@ -59,7 +61,8 @@ def test_each_operator_is_exact_whatever_crashes(name: str, simulation_tally: Ta
 @pytest.mark.parametrize("name", TAILS)
 @pytest.mark.parametrize("change", ["lost", "doubled"])
 def test_the_oracle_of_each_operator_sees_a_row(name: str, change: str, monkeypatch):
-    sink = MORE if name == "early_and_final" else OUT
+    tail = TAILS[name]
+    sink = MORE if isinstance(tail, WindowTail) and tail.replaces else OUT
     seen = []
 
     def tampered(given: Scenario, world: World, *more) -> None:

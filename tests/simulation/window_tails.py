@@ -35,6 +35,13 @@ class WindowTail(Tail):
 
     early_us: int | None
     """How often early results come."""
+    allowed: int
+    """How long a window is kept after its end, in seconds."""
+
+    @property
+    def replaces(self) -> bool:
+        """Whether results replace each other."""
+        return self.early_us is not None or self.allowed > 0
 
     @abstractmethod
     def window(self) -> Window:
@@ -56,13 +63,15 @@ class WindowTail(Tail):
         """Attach it to the stream."""
         del sources
         early = None if self.early_us is None else f"{self.early_us}us"
-        made = stream.group_by("k").window(self.window(), early=early).agg(name=STEP, **AGGREGATES)
-        attach_sinks(sinks, made, late=made.late, more=None if early is None else made.final())
+        allowed = f"{self.allowed}s" if self.allowed else None
+        grouped = stream.group_by("k").window(self.window(), early=early, allowed_lateness=allowed)
+        made = grouped.agg(name=STEP, **AGGREGATES)
+        attach_sinks(sinks, made, late=made.late, more=made.final() if self.replaces else None)
 
     def judge(self, given: Given) -> None:
         """Each window once, as it must be; and the last early result of each is the same."""
         rows = in_order(given.in_time(given.rows, is_late=self.is_late))
-        final = list(_whole(given.found(OUT if self.early_us is None else MORE, *_COLUMNS)))
+        final = list(_whole(given.found(MORE if self.replaces else OUT, *_COLUMNS)))
         known = given.watermarks
         if known is None:
             by_id = {row.id: row for row in rows}
@@ -72,13 +81,13 @@ class WindowTail(Tail):
             opened = [one for k, some in by_key(rows).items() for one in self.windows(k, some, known)]
         wanted = Counter(_shown(*one) for one in opened)
         check_equal("windows of the tail", Counter(final), wanted)
-        if self.early_us is not None:
+        if self.replaces:
             latest = {one[:3]: one for one in _whole(given.found(OUT, *_COLUMNS))}
-            check_equal("last early results of the tail", Counter(latest.values()), wanted)
+            check_equal("last results of the tail", Counter(latest.values()), wanted)
 
     def counted(self, given: Given) -> Counter[int] | None:
         """What windows have collected."""
-        return Counter(one for (ids,) in given.found(OUT if self.early_us is None else MORE, "ids") for one in ids)
+        return Counter(one for (ids,) in given.found(MORE if self.replaces else OUT, "ids") for one in ids)
 
 
 def _shown(k: int, start: int, end: int, rows: list[Row]) -> tuple[Any, ...]:
@@ -118,14 +127,14 @@ class SlidingTail(WindowTail):
     def is_late(self, row: Row, watermark: int) -> bool:
         """A row in a gap is not."""
         ends = self.ends(row)
-        return bool(ends) and max(ends) <= watermark
+        return bool(ends) and max(ends) + self.allowed <= watermark
 
     def windows(self, k: int, rows: list[Row], watermarks: Mapping[int, int]) -> Iterator[Opened]:
         """A row counts in each of its windows that is open for it."""
         found: dict[int, list[Row]] = {}
         for row in rows:
             for end in self.ends(row):
-                if end > watermarks[row.id]:
+                if end + self.allowed > watermarks[row.id]:
                     found.setdefault(end, []).append(row)
         for end, some in found.items():
             yield k, end - self.size, end, some

@@ -30,7 +30,7 @@ def time_of(us: int) -> datetime:
 
 
 class Node:
-    """One step. `sources` are those whose time is the time here."""
+    """One step. `sources` are those whose time is the time here. Rows come with the watermark of their partition (rule 6)."""
 
     def __init__(self, sources: frozenset[str]) -> None:
         self.sources = sources
@@ -38,16 +38,16 @@ class Node:
         self.late_next: list[Node] = []
         self.us: float = NEVER
 
-    def push(self, row: Record, *, late: bool) -> None:
-        self.give(row, late=late)
+    def push(self, row: Record, *, watermark: float) -> None:
+        self.give(row, watermark=watermark)
 
-    def give(self, row: Record, *, late: bool = False) -> None:
+    def give(self, row: Record, *, watermark: float = NEVER) -> None:
         for node in self.next:
-            node.push(dict(row), late=late)
+            node.push(dict(row), watermark=watermark)
 
     def give_late(self, row: Record) -> None:
         for node in self.late_next:
-            node.push(dict(row), late=False)
+            node.push(dict(row), watermark=NEVER)
 
     def on_time(self, us: float) -> None:
         self.us = us
@@ -60,9 +60,9 @@ class Rowwise(Node):
         super().__init__(sources)
         self._rows_of = rows_of
 
-    def push(self, row: Record, *, late: bool) -> None:
+    def push(self, row: Record, *, watermark: float) -> None:
         for made in self._rows_of(row):
-            self.give(made, late=late)
+            self.give(made, watermark=watermark)
 
 
 class Windows(Node):
@@ -83,9 +83,9 @@ class Windows(Node):
         self._size_us, self._offset_us = size_us, offset_us
         self._open: dict[tuple[int, tuple[Any, ...]], list[Record]] = {}
 
-    def push(self, row: Record, *, late: bool) -> None:
+    def push(self, row: Record, *, watermark: float) -> None:
         end = (self._time(row) - self._offset_us) // self._size_us * self._size_us + self._offset_us + self._size_us
-        if late or end <= self.us:
+        if end <= max(watermark, self.us):
             self.give_late(row)
         else:
             self._open.setdefault((end, key_of(row, self._keys)), []).append(row)
@@ -114,7 +114,7 @@ class Running(Node):
         self._keys, self._aggregates = tuple(keys), aggregates
         self._rows: dict[tuple[Any, ...], list[Record]] = {}
 
-    def push(self, row: Record, *, late: bool) -> None:
+    def push(self, row: Record, *, watermark: float) -> None:
         self._rows.setdefault(key_of(row, self._keys), []).append(row)
 
     def finish(self) -> None:
@@ -132,7 +132,7 @@ class Collected(Node):
         self.columns = tuple(columns)
         self.rows: list[tuple[Any, ...]] = []
 
-    def push(self, row: Record, *, late: bool) -> None:
+    def push(self, row: Record, *, watermark: float) -> None:
         self.rows.append(tuple(row[name] for name in self.columns))
 
 
@@ -161,15 +161,15 @@ class _Source:
     def take(self, name: str, row: Record) -> None:
         partition = self.partitions[name]
         if self.time is None:
-            self.head.push(dict(row), late=False)
+            self.head.push(dict(row), watermark=NEVER)
             return
         if row[self.time] is None:
             self.dead += 1
             return
         us = us_of(row[self.time])
-        late = us < partition.max_us - self.lateness_us or us < partition.floor_us
+        watermark = max(partition.max_us - self.lateness_us, partition.floor_us)
         partition.max_us = max(partition.max_us, us)
-        self.head.push(dict(row), late=late)
+        self.head.push(dict(row), watermark=watermark)
 
     def tell(self, *, ended: bool) -> None:
         open_ = [one for one in self.partitions.values() if not one.done]

@@ -12,7 +12,7 @@ Made = Mapping[str, Callable[[list[Record]], Any]]
 
 
 class Sliding(Node):
-    """Windows by time that overlap, or leave gaps. A row counts for all of its windows, or is late."""
+    """Windows by time that overlap, or leave gaps. A row counts in each that is open for it, and is late if none is."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class Sliding(Node):
         self._size_us, self._slide_us, self._offset_us = size_us, slide_us, offset_us
         self._open: dict[tuple[int, tuple[Any, ...]], list[Record]] = {}
 
-    def push(self, row: Record, *, late: bool) -> None:
+    def push(self, row: Record, *, watermark: float) -> None:
         us = self._time(row)
         last = (us - self._offset_us) // self._slide_us * self._slide_us + self._offset_us
         starts = [start for start in range(last, last - self._size_us, -self._slide_us) if start + self._size_us > us]
-        if late or any(start + self._size_us <= self.us for start in starts):
+        still_open = [start for start in starts if start + self._size_us > max(watermark, self.us)]
+        if starts and not still_open:
             self.give_late(row)
-            return
-        for start in starts:
+        for start in still_open:
             self._open.setdefault((start + self._size_us, key_of(row, self._keys)), []).append(row)
 
     def on_time(self, us: float) -> None:
@@ -57,8 +57,8 @@ class Waiting(Node):
         self._columns, self._time = tuple(columns), time
         self._rows: list[Record] = []
 
-    def push(self, row: Record, *, late: bool) -> None:
-        if late or self._time(row) < self.us:
+    def push(self, row: Record, *, watermark: float) -> None:
+        if self._time(row) < max(watermark, self.us):
             self.give_late(row)
         else:
             self._rows.append(row)
@@ -83,29 +83,32 @@ class Sessions(Node):
     ) -> None:
         super().__init__(sources)
         self._keys, self._aggregates, self._gap_us, self._time = tuple(keys), aggregates, gap_us, time
-        self._rows: dict[tuple[Any, ...], list[Record]] = {}
+        self._rows: dict[tuple[Any, ...], list[tuple[float, Record]]] = {}
+        """By key: rows, each with when it takes its turn."""
 
-    def push(self, row: Record, *, late: bool) -> None:
-        if late or self._time(row) < self.us:
+    def push(self, row: Record, *, watermark: float) -> None:
+        us, judged_by = self._time(row), max(watermark, self.us)
+        if us + self._gap_us <= judged_by:
             self.give_late(row)
         else:
-            self._rows.setdefault(key_of(row, self._keys), []).append(row)
+            self._rows.setdefault(key_of(row, self._keys), []).append((max(us, judged_by), row))
 
     def on_time(self, us: float) -> None:
         self.us = us
         for key, rows in list(self._rows.items()):
-            rows.sort(key=self._time)
-            sessions: list[list[Record]] = []
-            for row in rows:
-                if sessions and self._time(row) - self._time(sessions[-1][-1]) < self._gap_us:
-                    sessions[-1].append(row)
+            rows.sort(key=lambda one: one[0])
+            sessions: list[list[tuple[float, Record]]] = []
+            for turn, row in rows:
+                if sessions and turn - max(self._time(one) for _, one in sessions[-1]) < self._gap_us:
+                    sessions[-1].append((turn, row))
                 else:
-                    sessions.append([row])
-            left: list[Record] = []
-            for found in sessions:
+                    sessions.append([(turn, row)])
+            left: list[tuple[float, Record]] = []
+            for session in sessions:
+                found = sorted((row for _, row in session), key=self._time)
                 end = self._time(found[-1]) + self._gap_us
                 if end > us:
-                    left += found
+                    left += session
                     continue
                 shown = {name: shown_key(found[0][name]) for name in self._keys}
                 made = {name: aggregate(found) for name, aggregate in self._aggregates.items()}
@@ -179,9 +182,9 @@ class Joined(Node):
         self._rows: tuple[list[list[Any]], list[list[Any]]] = ([], [])
         """Of each side: a row, and whether it has had a partner."""
 
-    def push(self, row: Record, *, late: bool) -> None:
+    def push(self, row: Record, *, watermark: float) -> None:
         side = row.pop("side")
-        if late or self._times[side](row) < self.us:
+        if self._times[side](row) < max(watermark, self.us):
             self.give_late(self._pair(row, None) if side == 0 else self._pair(None, row))
             return
         mine = [row, False]

@@ -112,12 +112,12 @@ class Stream:
         return self._port("timeout", "time-outs; only a match of a pattern with .within(...) has.")
 
     def final(self) -> Stream:
-        """Of a window with `early=`: the closing results only, each once, as a window without gives them."""
+        """Of a window with `early=` or `allowed_lateness=`: the last result of each window, once, as a window without gives it."""
         if self._type.upsert_key is None:
             raise PipelineError(f"step {self.name}: .final() is not needed here: no row is replaced by a later one.")
         return self._port(
             "final",
-            "final results of its own. Call .final() directly after a window with early=, before any filter or select. (Running "
+            "final results of its own. Call .final() directly after a window with early= or allowed_lateness=, before any filter or select. (Running "
             "results, without a window, are never final.)",
         )
 
@@ -571,6 +571,7 @@ class Grouped:
         keys: tuple[str, ...],
         window: p.Window | None,
         early: str | timedelta | None = None,
+        allowed_lateness: str | timedelta | None = None,
     ) -> None:
         self._stream = stream
         self._graph = graph_of(stream)
@@ -578,12 +579,21 @@ class Grouped:
         self._keys = keys
         self._window = window
         self._early = early
+        self._allowed_lateness = allowed_lateness
 
-    def window(self, window: p.Window, *, early: str | timedelta | None = None) -> Grouped:
+    def window(
+        self,
+        window: p.Window,
+        *,
+        early: str | timedelta | None = None,
+        allowed_lateness: str | timedelta | None = None,
+    ) -> Grouped:
         """Cut the rows of each key by time. Without, the aggregate runs over all rows and is kept up to date.
 
         `early="1s"` gives provisional results before a window closes, about once per interval: each replaces the previous one by
-        key and window, and `.final()` of the result has the closing ones only.
+        key and window, and `.final()` of the result has the closing ones only. `allowed_lateness="1h"` keeps a window for that
+        time after its end: a row that comes late changes its result, which is emitted again at the next barrier. Then, too, results
+        replace each other, and `.final()` has the last of each, when the window is no longer kept.
         """
         if self._window is not None:
             raise PipelineError("group_by has a window already.")
@@ -591,7 +601,7 @@ class Grouped:
             raise PipelineError(
                 f'window({window!r}): that is not a window. Write tumbling("10s"), or one of the others.'
             )
-        return Grouped(self._stream, self._keys, window, early)
+        return Grouped(self._stream, self._keys, window, early, allowed_lateness)
 
     def agg(self, *, name: str | None = None, **aggregates: Aggregated) -> Stream:
         """Aggregate to one row per key (and window): `agg(n="count(*)", mean="avg(temp)")`.
@@ -610,8 +620,18 @@ class Grouped:
         if early_us is None and graph.types[self._at].central and isinstance(window, p.Tumbling | p.Sliding):
             # A window is final once every node has passed it, and a node may be away for a day: so results come before that.
             early_us = p.CENTER_EARLY_US
+        allowed = self._allowed_lateness
+        allowed_us = 0 if allowed is None else positive_us(allowed, what=f"step {named}: allowed_lateness")
         return self._add(
-            p.Aggregate(name=named, input=self._at, keys=self._keys, window=window, aggregates=given, early_us=early_us)
+            p.Aggregate(
+                name=named,
+                input=self._at,
+                keys=self._keys,
+                window=window,
+                aggregates=given,
+                early_us=early_us,
+                allowed_lateness_us=allowed_us,
+            )
         )
 
     def ewma(

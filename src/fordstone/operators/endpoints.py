@@ -167,8 +167,8 @@ def _source_time(step: p.Source, stream: StreamType) -> str:
     if step.max_ahead_us is not None:
         text += f", and {human_us(step.max_ahead_us)} ahead of the clock"
     if step.idle_after_us is not None:
-        text += f"; a partition silent for {human_us(step.idle_after_us)} is not waited for"
-    return text
+        return f"{text}; a partition silent for {human_us(step.idle_after_us)} is not waited for"
+    return f"{text}; a silent partition holds time back"
 
 
 def _check_at_once(step: p.Sink, plan: p.Plan, stream: StreamType) -> None:

@@ -205,6 +205,8 @@ class Combine(KeyedByColumns, frozen=True, tag="combine", kw_only=True):
     aggregates: tuple[NamedAggregate, ...]
     schema: dict[str, str]
     """Of the partial rows."""
+    allowed_lateness_us: int = 0
+    """As in the aggregate at the center."""
 
 
 PLAN_VERSION: Final = 1
@@ -317,6 +319,8 @@ class Aggregate(KeyedByColumns, frozen=True, tag="aggregate", kw_only=True):
     aggregates: tuple[NamedAggregate, ...]
     early_us: int | None = None
     """Interval of provisional results by the clock; then rows replace each other by key and window."""
+    allowed_lateness_us: int = 0
+    """How long after its end a window is kept for late rows; then, too, rows replace each other by key and window."""
     merges: RowsBelow | None = None
     """The input is partial rows, which a `Combine` made of such rows; None: it is rows."""
 

@@ -124,7 +124,7 @@ def append_only(step: p.Step, stream: StreamType, what: str) -> None:
             f"step {step.name}: {what} cannot take rows that replace each other by key "
             f"({', '.join(stream.upsert_key)}), as running results do. "
             "Filters, selects that keep the key, and sinks can. "
-            "After a window with early results, .final() has only the last result of each; a window without early= has no others."
+            "After a window with early= or allowed_lateness=, .final() has only the last result of each; other windows have no others."
         )
 
 

@@ -322,6 +322,7 @@ class Crossing:
                     window=made.window,
                     aggregates=made.aggregates,
                     schema=pushed.partial.to_dict(),
+                    allowed_lateness_us=made.allowed_lateness_us,
                 )
             )
         else:

@@ -272,8 +272,8 @@ def _notices(pipeline: Pipeline, report: Report, state: str, options: dict[str, 
     progress, found = report.progress, []
     if progress.rows_late:
         found.append(
-            f"{fmt.count(progress.rows_late, 'row')} came more than {_lateness(options)} out of order and "
-            f"{'is' if progress.rows_late == 1 else 'are'} not in the result. Allow more with --lateness, as in --lateness 30d."
+            f"{fmt.count(progress.rows_late, 'row')} came more than {_lateness(options)} out of order, too late for "
+            f"{'its window, and is' if progress.rows_late == 1 else 'their windows, and are'} not in the result. Allow more with --lateness, as in --lateness 30d."
         )
     if progress.rows_rejected:
         found.append(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, assert_never
 
 import msgspec
@@ -84,6 +85,26 @@ def check_early(step: str, window: Window | None, early_us: int) -> None:
         )
 
 
+def check_allowed_lateness(step: str, window: Window | None, allowed_us: int) -> None:
+    """Refuse an allowed lateness where there is no window that could be kept after its end."""
+    if window is None:
+        raise PipelineError(
+            f"step {step}: allowed_lateness= is only for windows. A running aggregate counts every row, however late. Leave it out."
+        )
+    if not isinstance(window, Tumbling | Sliding):
+        what = "A session that is over" if isinstance(window, Session) else "A window of rows that is full"
+        raise PipelineError(
+            f"step {step}: allowed_lateness= is for tumbling and sliding windows. {what} cannot be corrected: one more row could change "
+            'the bounds of this window and of all that follow. Use a longer lateness= at the source, such as lateness="1m", so that '
+            "results wait for late rows."
+        )
+    if not 0 < allowed_us < SPAN_MAX_US:
+        raise PipelineError(
+            f"step {step}: allowed_lateness={human_us(allowed_us)} must be longer than zero, and shorter than {human_us(SPAN_MAX_US)}. "
+            "It is how long after its end a window is kept for late rows."
+        )
+
+
 ROWS_MAX: Final = 2**31
 """The panes of a window lie in one array."""
 
@@ -144,6 +165,8 @@ def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
     append_only(step, stream, "an aggregate")
     if step.early_us is not None:
         check_early(step.name, step.window, step.early_us)
+    if step.allowed_lateness_us:
+        check_allowed_lateness(step.name, step.window, step.allowed_lateness_us)
     columns: dict[str, str | DataType] = key_columns(step.keys, stream.schema)
     if not step.aggregates:
         raise PipelineError(f"step {step.name}: agg() needs at least one aggregate, such as n='count(*)'.")
@@ -200,12 +223,14 @@ class AggregateFamily(Family[p.Aggregate]):
             return {p.Input(step.name): main}
         # A step that merges partial rows has no late rows: they were judged and counted where the partial rows were made.
         late = late_rows(step, stream) if step.merges is None else {}
-        if step.early_us is None:
+        if step.early_us is None and not step.allowed_lateness_us:
             return {p.Input(step.name): main} | late
         # Until a window closes its results are provisional, and replace each other.
         key = (*step.keys, WINDOW_START, WINDOW_END)
-        early = StreamType(schema=main.schema, upsert_key=key, row_wise=False)
-        return {p.Input(step.name): early, p.Input(step.name, "final"): main} | late
+        provisional = StreamType(schema=main.schema, upsert_key=key, row_wise=False)
+        # The watermark has passed a window that was kept after its end: its result would be late for a step by event time.
+        final = replace(main, time=None) if step.allowed_lateness_us else main
+        return {p.Input(step.name): provisional, p.Input(step.name, "final"): final} | late
 
     def make(self, step: p.Aggregate, context: OperatorContext) -> Operator:
         made = _of_window(step, context)
@@ -224,6 +249,9 @@ class AggregateFamily(Family[p.Aggregate]):
         yield "computes", ", ".join(given.sql for given in step.aggregates)
         if step.early_us is not None:
             yield "early", f"provisional results about every {human_us(step.early_us)}, at barriers"
+        if step.allowed_lateness_us:
+            kept = human_us(step.allowed_lateness_us)
+            yield "late rows", f"correct a window for {kept} after its end, at barriers; then its result is final"
         yield from stream_details(step, types, columns=True)
         yield "keeps", _kept(step)
 
@@ -234,8 +262,10 @@ class AggregateFamily(Family[p.Aggregate]):
         calls = [call for found in aggregates(step, schema) for call in found.calls]
         kinds = [(call.sql, str(call.type), str(call.argument.type) if call.argument else "") for call in calls]
         meaning: list[object] = ["aggregate", keys, step.window, step.aggregates, kinds]
-        # What changed since the last early results is a state of its own.
-        return meaning if step.early_us is None else [*meaning, "early"]
+        # What changed since the last results is a state of its own, and rows are kept with the time at which their window closes.
+        early = [] if step.early_us is None else ["early"]
+        allowed = [["allowed lateness", step.allowed_lateness_us]] if step.allowed_lateness_us else []
+        return [*meaning, *early, *allowed]
 
     def push_down(self, step: p.Aggregate, plan: p.Plan, types: Types) -> Combines | Stays:
         if isinstance(step.window, p.Session):
@@ -305,7 +335,7 @@ def _of_window(step: p.Aggregate, context: OperatorContext) -> Operator:
         case p.Tumbling():
             return WindowAggregate(
                 partials_of(step, context),
-                _closing(step.window),
+                Closing(PaneGrid.of(step.window), step.allowed_lateness_us),
                 combined=combined,
                 early_us=step.early_us,
                 state=state,
@@ -313,7 +343,7 @@ def _of_window(step: p.Aggregate, context: OperatorContext) -> Operator:
         case p.Sliding():
             return SlidingAggregate(
                 partials_of(step, context),
-                _closing(step.window),
+                Closing(PaneGrid.of(step.window), step.allowed_lateness_us),
                 combined=combined,
                 early_us=step.early_us,
                 counted=_counted(step, rows_of(step, context.types)),
@@ -331,7 +361,7 @@ def make_combiner(step: p.Aggregate | p.Combine, context: OperatorContext) -> Co
     """The operator that makes partial rows before the shuffle, if `combines` allows it."""
     return Combine(
         partials_of(step, context),
-        closing=_closing(step.window) if isinstance(step.window, p.Tumbling | p.Sliding) else None,
+        closing=_closing(step),
         counted=_counted(step, context.types[step.input]),
     )
 
@@ -378,8 +408,11 @@ def _cut(window: p.Window | None) -> p.Tumbling | None:
             assert_never(window)
 
 
-def _closing(window: p.Tumbling | p.Sliding) -> Closing:
-    return Closing(PaneGrid.of(window))
+def _closing(step: p.Aggregate | p.Combine) -> Closing | None:
+    """When the windows of a step close; None: it has none that do by time alone."""
+    if not isinstance(step.window, p.Tumbling | p.Sliding):
+        return None
+    return Closing(PaneGrid.of(step.window), step.allowed_lateness_us)
 
 
 def _counted(step: p.Aggregate | p.Combine, stream: StreamType) -> pl.Expr | None:

@@ -145,7 +145,7 @@ class Judged:
     whole: pl.DataFrame
     """All of them are."""
     partly: pl.DataFrame
-    """Some are: those that end after `ROW_WATERMARK`, which is the end of the last closed one."""
+    """Some are. `ROW_WATERMARK` is the least at which those that are closed were so: few values for many rows."""
     late: Emit | None
     """None is: they leave on the late port."""
 
@@ -172,8 +172,7 @@ class Closing:
         is_whole, is_late = self.grid.first(ends) > closed, last <= closed
         is_partly = ~(is_whole | is_late)
         plain = frame.drop(ROW_WATERMARK, strict=False)
-        partly = plain.filter(is_partly).with_columns(
-            self.grid.window_at(closed.filter(is_partly)).alias(ROW_WATERMARK)
-        )
+        least = self.grid.window_at(closed.filter(is_partly)) + self.allowed_us
+        partly = plain.filter(is_partly).with_columns(least.alias(ROW_WATERMARK))
         late = late_emit(plain.filter(is_late), (closed - last).filter(is_late) + 1) if is_late.any() else None
         return Judged(whole=plain.filter(is_whole), partly=partly, late=late)

@@ -111,7 +111,8 @@ class WindowAggregate(Operator):
         if judged.whole.height:
             self._add(partial_rows(judged.whole))
         if judged.partly.height:
-            self._add_partly(by_watermark(partial_rows)(judged.partly))
+            last_closed = pl.col(ROW_WATERMARK) - self._closing.allowed_us
+            self._add_partly(by_watermark(partial_rows)(judged.partly).with_columns(last_closed))
         return [] if judged.late is None else [judged.late]
 
     def on_watermark(self, watermark_us: int) -> Emits:
@@ -145,6 +146,7 @@ class WindowAggregate(Operator):
     # What sliding windows do otherwise.
 
     def _add_partly(self, partials: pl.DataFrame) -> None:
+        """Take in partial rows that count for windows that end after `ROW_WATERMARK` only."""
         raise AssertionError(f"a tumbling window is open or closed, but {partials.height} rows are in between")
 
     def _windows_between(self, after_us: int, until_us: int, keys: pl.DataFrame | None = None) -> pl.DataFrame:
@@ -175,7 +177,7 @@ class WindowAggregate(Operator):
         names = partials.select(*self._named, after.alias(ROW_WATERMARK), last.alias(LAST))
         if self._early_us is not None:
             self._early.add(names)
-        if self._closing.allowed_us:
+        if self._closing.allowed_us and self._grid.first(int(names.get_column(END).min())) <= self._note_shown():  # type: ignore[arg-type]  # an Int64 without nulls
             self._corrected.add(names.filter(self._grid.first(pl.col(END)) <= self._note_shown()))
 
     def _changed(self, names: pl.DataFrame, after_us: int, until_us: int) -> pl.DataFrame:
