@@ -422,6 +422,81 @@ def _far_times() -> Group:
     )
 
 
+def _times_by_pattern() -> Group:
+    texts = [
+        "06/05/2024 07:08:09", "6/5/2024 7:8:9", "06/05/2024 07:08:09 ", " 06/05/2024 07:08:09", "29/02/2024 00:00:00", "29/02/2023 00:00:00", "31/04/2024 00:00:00", "00/05/2024 00:00:00", "06/13/2024 00:00:00", "06/05/2024 24:00:00",
+        "06/05/2024 23:59:60", "06/05/2024 23:60:00", "06-05-2024 07:08:09", "06/05/24 07:08:09", "06/05/0001 00:00:00", "31/12/9999 23:59:59", "06/05/+12024 07:08:09", "06/05/12024 07:08:09", "06/05/-0044 07:08:09", "06/05/-0000 07:08:09", "06/05/+2024 07:08:09",
+        "20240506", "20240506070809", "2024050", "202405061", "240506", "2024-05-06", "2024-5-6", "2024-05-06T07:08:09", "2024-05-06t07:08:09", "2024-05-06T07:08:09.1", "2024-05-06T07:08:09.123", "2024-05-06T07:08:09.123456", "2024-05-06T07:08:09.1234567", "2024-05-06T07:08:09.123456789", "2024-05-06T07:08:09.",
+        "2024-05-06T07:08:09Z", "2024-05-06T07:08:09z", "2024-05-06T07:08:09+01", "2024-05-06T07:08:09+0130", "2024-05-06T07:08:09+01:30", "2024-05-06T07:08:09-01:30", "2024-05-06T07:08:09-0800", "2024-05-06T07:08:09+01:30:15", "2024-05-06T07:08:09+013015", "2024-05-06T07:08:09+1:30", "2024-05-06T07:08:09+18:00", "2024-05-06T07:08:09+18:01", "2024-05-06T07:08:09+01:60", "2024-05-06T07:08:09-18:00", "2024-05-06T07:08:09 +0000",
+        "06 May 2024", "6 MAY 2024", "06 may 2024", "06 Mai 2024", "06 Sep 2024", "06 September 2024", "06 SEPTEMBER 2024", "06 Sept 2024", "6 Mär 2024", "May 6, 2024 7:08 PM", "May 6, 2024 7:08 pm", "May 6, 2024 12:08 AM", "May 6, 2024 12:08 PM", "May 6, 2024 0:08 AM", "May 6, 2024 13:08 PM", "May 6, 2024 11:08 AM",
+        "07:08", "7:08 PM", "19:08", "24:08", "12:08", "0:08", "PM", "2024", "05", "1", "-5", "é 2024", "at 07 o'clock", "AT 07 O'CLOCK", "\uff12\uff10\uff12\uff14-05-06", "", " ", None,
+    ]  # fmt: skip
+    patterns = [
+        "dd/MM/yyyy HH:mm:ss", "d/M/y H:m:s", "d/M/yyyy H:m:s", "dd/MM/yy HH:mm:ss", "dd-MM-yyyy HH:mm:ss", "yyyyMMdd", "yyyyMMddHHmmss", "yyMMdd", "yyyy-MM-dd", "yyyy-M-d", "yyy-MM-dd", "yyyy-MM-dd HH:mm:ss", "yyyy", "yy", "MM", "M", "d",
+        "yyyy-MM-dd''T''HH:mm:ss", "yyyy-MM-dd''T''HH:mm:ss.S", "yyyy-MM-dd''T''HH:mm:ss.SSS", "yyyy-MM-dd''T''HH:mm:ss.SSSSSS", "yyyy-MM-dd''T''HH:mm:ss.SSSSSSSSS", "yyyy-MM-dd''T''HH:mm:ss[.SSS]", "yyyy-MM-dd[''T''HH:mm:ss[.SSSSSS][XXX]]",
+        "yyyy-MM-dd''T''HH:mm:ssX", "yyyy-MM-dd''T''HH:mm:ssXX", "yyyy-MM-dd''T''HH:mm:ssXXX", "yyyy-MM-dd''T''HH:mm:ssXXXX", "yyyy-MM-dd''T''HH:mm:ssXXXXX", "yyyy-MM-dd''T''HH:mm:ssx", "yyyy-MM-dd''T''HH:mm:ssxx", "yyyy-MM-dd''T''HH:mm:ssxxx", "yyyy-MM-dd''T''HH:mm:ssxxxxx", "yyyy-MM-dd''T''HH:mm:ssZ", "yyyy-MM-dd''T''HH:mm:ss ZZZ", "yyyy-MM-dd''T''HH:mm:ssZZZZZ",
+        "dd MMM yyyy", "d MMM yyyy", "dd MMMM yyyy", "MMM d, yyyy h:mm a", "MMM d, yyyy K:mm a", "MMM d, yyyy H:mm a", "MMM d, yyyy hh:mm a", "HH:mm", "H:mm", "h:mm a", "h:mm", "k:mm", "kk:mm", "K:mm", "a", "''é'' yyyy", "é yyyy", "''at'' HH ''o''''clock''",
+    ]  # fmt: skip
+    return Group(
+        "times by pattern",
+        {"s": "string"},
+        [(text,) for text in texts],
+        [
+            *(f"to_timestamp(s, '{pattern}')" for pattern in patterns),
+            *(f"to_date(s, '{pattern}')" for pattern in patterns[:12] + patterns[22:27] + patterns[36:39]),
+            *(f"unix_timestamp(s, '{pattern}')" for pattern in patterns[:3]),
+            "unix_timestamp(s)", "to_unix_timestamp(s)", "to_timestamp(NULL, 'yyyy')", "to_date(to_timestamp(s, 'yyyy-MM-dd'), 'dd')", "to_timestamp(concat(s, '!'), 'yyyy''!''')",
+        ],
+    )  # fmt: skip
+
+
+def _written_times() -> Group:
+    stamps = [
+        0, -1, 1, 999_999, -1_000_000, 1_500_000, 1_577_836_800_123_456, 1_582_934_400_000_000 + 3_600_000_000, -62_135_596_800_000_000, -62_167_219_200_000_001, -63_000_000_000_000_000, 253_402_300_799_999_999, 253_402_300_800_000_000, 1_000_000_000_000_000_000,
+        -5 * DAY - 1, 1_711_848_600_000_000, 951_782_400_000_000, 12 * 3_600_000_000, 12 * 3_600_000_000 - 1, 13 * 3_600_000_000, 23 * 3_600_000_000 + 59_000_000, 1_725_148_800_000_000, None,
+    ]  # fmt: skip
+    patterns = [
+        "yyyy-MM-dd HH:mm:ss", "yyyy-MM-dd''T''HH:mm:ss.SSSXXX", "y", "yy", "yyy", "yyyyy", "yyyyyy", "M", "MM", "MMM", "MMMM", "d", "dd", "D", "DD", "DDD", "E", "EE", "EEE", "EEEE", "a", "H", "HH", "h", "hh", "K", "KK", "k", "kk", "m", "mm", "s", "ss", "S", "SS", "SSS", "SSSSSS", "SSSSSSSSS",
+        "X", "XX", "XXX", "XXXX", "XXXXX", "x", "xx", "xxx", "xxxx", "xxxxx", "Z", "ZZ", "ZZZ", "ZZZZZ", "''quoted '''' text'' é", "[yyyy]", "dd/MM/yy, hh:mm a", "",
+    ]  # fmt: skip
+    dates = [0, 18_321, -719_162, 2_932_896, None]
+    numbers = [0, 1, -1, 1_714_979_289, -62_135_596_800, 253_402_300_799, 2**40, None]
+    floats = [0.0, -0.0, 1.5, -1.5, 1_714_979_289.123456, 0.0000005, NAN, INF, -INF, 1e300, None]
+    return Group(
+        "written times",
+        {"ts": "timestamp", "d": "date", "n": "bigint", "x": "double", "i": "int"},
+        [
+            (stamp, dates[at % len(dates)], numbers[at % len(numbers)], floats[at % len(floats)], (at - 9) * 100_000_000)
+            for at, stamp in enumerate(stamps)
+        ],
+        [
+            *(f"date_format(ts, '{pattern}')" for pattern in patterns), *(f"date_format(d, '{pattern}')" for pattern in patterns[:2]),
+            "date_format('2024-05-06', 'yyyy')", "from_unixtime(n)", "from_unixtime(n, 'dd.MM.yyyy HH:mm')", "from_unixtime(i)", "from_unixtime(n, 'D')", "unix_timestamp(ts)", "unix_timestamp(d)", "to_unix_timestamp(ts)", "unix_timestamp(ts, 'yyyy')",
+            "timestamp_millis(n)", "timestamp_millis(i)", "timestamp_seconds(n)", "timestamp_seconds(i)", "timestamp_seconds(x)", "timestamp_seconds(CAST(x AS FLOAT))", "to_timestamp(date_format(ts, 'yyyyMMddHHmmss'), 'yyyyMMddHHmmss')",
+        ],
+    )  # fmt: skip
+
+
+def _zones() -> Group:
+    hour, minute = 3_600_000_000, 60_000_000
+    stamps = [
+        0, -1, 1, 1_704_067_200_000_000, 1_719_792_000_000_123,
+        *(1_711_846_800_000_000 + step for step in (-hour - 1, -hour, -1, 0, 1, 30 * minute, hour - 1, hour, hour + 1, 2 * hour)),
+        *(1_729_990_800_000_000 + step for step in (-2 * hour, -hour - 1, -hour, -1, 0, 1, hour - 1, hour, 2 * hour)),
+        *(1_710_036_000_000_000 + step * 30 * minute for step in range(6)), *(1_730_613_600_000_000 + step * 30 * minute for step in range(-2, 6)),
+        *(1_325_203_200_000_000 + step * 12 * hour for step in range(6)), *(1_712_415_600_000_000 + step * 15 * minute for step in range(-4, 6)), *(1_728_142_200_000_000 + step * 15 * minute for step in range(-4, 6)),
+        -2_422_054_408_000_000, -2_422_054_409_000_000, -1_693_706_400_000_000, -62_135_596_800_000_000, 253_402_300_799_999_999, 253_387_609_200_000_000, 4_087_000_000_000_000, 4_102_444_800_000_000, 4_118_000_000_000_000, 4_134_000_000_000_000, 13_574_649_600_000_000, None,
+    ]  # fmt: skip
+    regions = ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia", "Asia/Kolkata", "Africa/Casablanca", "Etc/GMT+5"]  # fmt: skip
+    fixed = ["UTC", "GMT", "Z", "+02:00", "-03:30", "+2", "+0530", "UTC+1", "GMT-11:30", "+18:00", "+05:30:15", "+2:00"]
+    return Group(
+        "zones",
+        {"ts": "timestamp"},
+        [(stamp,) for stamp in stamps],
+        [f"{name}(ts, '{zone}')" for name in ("from_utc_timestamp", "to_utc_timestamp") for zone in [*regions, *fixed]],
+    )
+
+
 def _try_casts() -> Group:
     rows: list[tuple[object, ...]] = [
         ("12", 127, 1.5, Decimal("1.50"), True, 0, 0), ("12.7", 128, NAN, Decimal("-129.99"), False, 1, -1), (" 7 ", -129, INF, Decimal("99999999999999999999.99"), None, -1, DAY), (".5", 2**31, 2147483647.5, Decimal("2147483647.99"), True, 10, 5),
@@ -589,6 +664,9 @@ GROUPS = [
     _times(),
     _times_in_text(),
     _far_times(),
+    _times_by_pattern(),
+    _written_times(),
+    _zones(),
     _try_casts(),
     _hashes(),
     _nested(),

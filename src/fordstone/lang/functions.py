@@ -138,12 +138,19 @@ FUNCTIONS: Final[dict[str, Function]] = _table(
     ("date_add", "date_add(d, n)", "The date n days later.", "date_add(DATE '2024-02-28', 2)", 2, 2, rules.days_moved),
     ("date_sub", "date_sub(d, n)", "The date n days earlier.", "date_sub(DATE '2024-03-01', 1)", 2, 2, rules.days_moved),
     ("datediff", "datediff(end, start)", "The number of days from start to end. Also date_diff.", "datediff(DATE '2024-03-01', DATE '2024-02-01')", 2, 2, _takes(INT, DATE, DATE)),
-    ("to_timestamp", "to_timestamp(s)", "Text read as a timestamp, like CAST(s AS TIMESTAMP).", "to_timestamp('2024-05-06 07:08')", 1, 1, rules.moment(TIMESTAMP)),
-    ("to_date", "to_date(s)", "Text or a timestamp read as a date, like CAST(s AS DATE).", "to_date('2024-05-06')", 1, 1, rules.moment(DATE)),
+    ("to_timestamp", "to_timestamp(s[, format])", "Text read as a timestamp: by a [pattern](#time-patterns), else like CAST(s AS TIMESTAMP).", "to_timestamp('06/05/2024 07:08', 'dd/MM/yyyy HH:mm')", 1, 2, rules.formatted(TIMESTAMP)),
+    ("to_date", "to_date(s[, format])", "Text or a timestamp read as a date: text by a [pattern](#time-patterns), else like CAST(s AS DATE).", "to_date('6.5.2024', 'd.M.yyyy')", 1, 2, rules.formatted(DATE)),
+    ("date_format", "date_format(ts, format)", "The timestamp, in UTC, as text by a [pattern](#time-patterns).", "date_format(TIMESTAMP '2024-05-06 07:08:09', 'EEE d MMM, h:mm a')", 2, 2, rules.written_as(TIMESTAMP)),
+    ("from_unixtime", "from_unixtime(n[, format])", "The time n seconds after 1970 UTC as text: yyyy-MM-dd HH:mm:ss, or by a [pattern](#time-patterns).", "from_unixtime(1714979289)", 1, 2, rules.written_as(BIGINT)),
+    ("unix_timestamp", "unix_timestamp(s[, format])", "Seconds since 1970 UTC of a timestamp, or of text that is read by yyyy-MM-dd HH:mm:ss or another [pattern](#time-patterns). Also to_unix_timestamp.", "unix_timestamp('2024-05-06', 'yyyy-MM-dd')", 1, 2, rules.seconds_of),
+    ("from_utc_timestamp", "from_utc_timestamp(ts, zone)", "What the clock of a zone shows at the time.", "from_utc_timestamp(TIMESTAMP '2024-05-06 07:08:09', 'Europe/Berlin')", 2, 2, rules.zoned),
+    ("to_utc_timestamp", "to_utc_timestamp(ts, zone)", "The time at which the clock of a zone shows ts: the first of two, and of none as if the clock had not been put forward yet.", "to_utc_timestamp(TIMESTAMP '2024-05-06 07:08:09', 'Europe/Berlin')", 2, 2, rules.zoned),
     ("unix_micros", "unix_micros(ts)", "Microseconds since 1970 UTC.", "unix_micros(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, rules.moment_only),
     ("unix_millis", "unix_millis(ts)", "Milliseconds since 1970 UTC, rounded down.", "unix_millis(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, rules.moment_only),
     ("unix_seconds", "unix_seconds(ts)", "Seconds since 1970 UTC, rounded down.", "unix_seconds(TIMESTAMP '1970-01-01 00:00:01')", 1, 1, rules.moment_only),
     ("timestamp_micros", "timestamp_micros(n)", "The timestamp n microseconds after 1970 UTC.", "timestamp_micros(1000000)", 1, 1, _takes(TIMESTAMP, BIGINT)),
+    ("timestamp_millis", "timestamp_millis(n)", "The timestamp n milliseconds after 1970 UTC; null if it is out of range.", "timestamp_millis(1714979289123)", 1, 1, _takes(TIMESTAMP, BIGINT)),
+    ("timestamp_seconds", "timestamp_seconds(n)", "The timestamp n seconds after 1970 UTC, which may have a fraction; null if it is out of range.", "timestamp_seconds(1714979289)", 1, 1, rules.counted_seconds),
 )
 
 FORMS: Final = (
@@ -181,6 +188,7 @@ ALIASES: Final = {
     "log": "ln",
     "cardinality": "size",
     "date_diff": "datediff",
+    "to_unix_timestamp": "unix_timestamp",
 }
 """Other names for the same function."""
 
@@ -210,6 +218,7 @@ SYNTAX: Final = frozenset(
 """Entries that are written as operators and cannot be called by name."""
 
 DIFFERENCES: Final = (
+    "Patterns of times and zones are string literals; patterns have the letters y M d H h K k a m s S X x Z, and to write also D E. Zones are regions such as Europe/Berlin, UTC, or offsets.",
     "Column names are case-sensitive.",
     "Text in arithmetic is an error, where Spark reads it as a double; so is comparing a condition with a number.",
     "Conditions inside conditions (a = b = c) and sums beside || need parentheses.",

@@ -32,6 +32,7 @@ from fordstone.lang.schema import (
     struct_of,
 )
 from fordstone.lang.term import DAY_TIME, DAYS, YEAR_MONTH, Call, Literal, Term, cast
+from fordstone.lang.time_format import fixed_offset_us, parse_format
 
 _NESTED_TEXT: Final = re.compile(r"\s*(?:struct|map|array)\s*<", re.IGNORECASE)
 _WIDENING: Final = ("tinyint", "smallint", "int", "bigint", "float", "double")
@@ -673,6 +674,62 @@ def moment(kind: DataType) -> Rule:
         return (cast(args[0], kind),), kind
 
     return rule
+
+
+def formatted(kind: DataType) -> Rule:
+    """Text or a time, read as a date or timestamp; with a pattern, which is for text alone, written out."""
+
+    def rule(args: Sequence[Term]) -> Resolved:
+        read, result = moment(kind)(args[:1])
+        if not args[1:]:
+            return read, result
+        parse_pattern(args, 1, reads=True)
+        return (args[0], args[1]) if args[0].type == STRING else read, result
+
+    return rule
+
+
+def parse_pattern(args: Sequence[Term], at: int, *, reads: bool) -> None:
+    """Refuse a pattern of times that is not supported."""
+    try:
+        parse_format(_known(args, at), reads=reads)
+    except ClashError as clash:
+        raise ClashError(clash.message, at) from None
+
+
+def written_as(first: DataType) -> Rule:
+    """A time, or a number of seconds, and the pattern to write it by."""
+
+    def rule(args: Sequence[Term]) -> Resolved:
+        if args[1:]:
+            parse_pattern(args, 1, reads=False)
+        return (_as_kind(args[0], first, 0), *args[1:]), STRING
+
+    return rule
+
+
+def seconds_of(args: Sequence[Term]) -> Resolved:
+    """Text, perhaps with a pattern, or a time."""
+    if args[1:]:
+        parse_pattern(args, 1, reads=True)
+    if args[0].type == STRING:
+        return tuple(args), BIGINT
+    return (_as_kind(args[0], TIMESTAMP, 0),), BIGINT
+
+
+def zoned(args: Sequence[Term]) -> Resolved:
+    """A timestamp and a zone, written out."""
+    try:
+        fixed_offset_us(_known(args, 1))
+    except ClashError as clash:
+        raise ClashError(clash.message, 1) from None
+    return (_as_kind(args[0], TIMESTAMP, 0), args[1]), TIMESTAMP
+
+
+def counted_seconds(args: Sequence[Term]) -> Resolved:
+    """A whole number of seconds, or a float."""
+    kind = DOUBLE if args[0].type.is_float else BIGINT
+    return (_as_kind(args[0], kind, 0),), TIMESTAMP
 
 
 def days_moved(args: Sequence[Term]) -> Resolved:

@@ -139,7 +139,7 @@ def event_time(stream: Stream, scope: Scope, what: str, at: int, *, side: str | 
     if time is None:
         raise scope.fail(
             f'{what} needs event time, and {side or stream.name} has none. Declare it at the source (time="ts", or --time on the '
-            "command line), and keep that column on the way.",
+            "command line) and keep that column on the way, or assign it with .with_time(expression).",
             at,
         )
     return time

@@ -17,12 +17,13 @@ import polars as pl
 from fordstone.lang.expression import Expression
 from fordstone.lang.polars import cast as casts
 from fordstone.lang.polars import hash as hashes
-from fordstone.lang.polars import nested, numbers, text
+from fordstone.lang.polars import nested, numbers, text, time_format, zones
 from fordstone.lang.polars import times as time
 from fordstone.lang.polars.let import let
 from fordstone.lang.rules import text_of
 from fordstone.lang.schema import DataType, Schema
 from fordstone.lang.term import DAYS, YEAR_MONTH, Call, Column, Literal, Term
+from fordstone.lang.time_format import USUAL_FORMAT, Part, parse_format
 
 Lowered = Callable[[Call, Sequence[pl.Expr]], pl.Expr]
 
@@ -195,6 +196,28 @@ def _extreme(*, greatest: bool) -> Lowered:
     return lambda _, args: reduce(pick, args)
 
 
+def _pattern(call: Call, *, reads: bool) -> tuple[Part, ...]:
+    return parse_format(text_of(call.args[1]) if call.args[1:] else USUAL_FORMAT, reads=reads)
+
+
+def _read_as(call: Call, args: Sequence[pl.Expr], read: Callable[[tuple[Part, ...], pl.Expr], pl.Expr]) -> pl.Expr:
+    return read(_pattern(call, reads=True), args[0]) if args[1:] else args[0]  # else the argument is cast by its rule
+
+
+def _timestamp_seconds(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
+    if not call.args[0].type.is_float:
+        return time.stamp(time.counted(args[0], 1_000_000))
+    return let(lambda x: time.stamp(pl.when(x.is_finite()).then(numbers.saturated(x * 1e6))), x=args[0])
+
+
+def _unix_timestamp(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
+    found = args[0]
+    if call.args[0].type.name == "string":
+        found = time_format.read_timestamp_as(_pattern(call, reads=True), found)
+    # Spark cuts a fraction off towards zero.
+    return let(lambda us: (us + pl.when(us < 0).then(999_999).otherwise(0)) // 1_000_000, us=time.micros(found))
+
+
 _DATE_PARTS: Final = (
     "year", "quarter", "month", "weekofyear", "day", "dayofweek", "weekday", "dayofyear", "hour", "minute", "second",
 )  # fmt: skip
@@ -214,7 +237,8 @@ _ONCE: Final = frozenset(
         "sign", "isnan", "to_timestamp", "to_date", "unix_micros", "unix_millis", "unix_seconds", "timestamp_micros", "floor",
         "ceil", "round", "log2", "log10", "regexp_replace", "startswith", "endswith", "contains", "concat_ws", "reverse", "hash",
         "xxhash64", "date_add", "date_sub", "datediff", "field", "named_struct", "array", "map_keys", "map_values",
-        "get_json_object", "from_json", "to_json",
+        "get_json_object", "from_json", "to_json", "unix_timestamp", "from_utc_timestamp", "to_utc_timestamp", "timestamp_millis",
+        "timestamp_seconds",
     }
 )  # fmt: skip
 """Functions that mention each argument once, or bind it themselves. All others have computed arguments bound for them."""
@@ -295,10 +319,19 @@ LOWERED: Final[dict[str, Lowered]] = {
     "date_add": lambda _, args: time.shift_days(args[0], args[1]),
     "date_sub": lambda _, args: time.shift_days(args[0], -args[1]),
     "datediff": lambda _, args: time.days_between(args[0], args[1]),
-    "to_timestamp": lambda _, args: args[0],  # the argument is cast by its rule
-    "to_date": lambda _, args: args[0],
+    "to_timestamp": lambda call, args: _read_as(call, args, time_format.read_timestamp_as),
+    "to_date": lambda call, args: _read_as(call, args, time_format.read_date_as),
+    "date_format": lambda call, args: time_format.write_as(_pattern(call, reads=False), args[0]),
+    "from_unixtime": lambda call, args: time_format.write_as(
+        _pattern(call, reads=False), time.stamp(args[0] * 1_000_000)
+    ),
+    "unix_timestamp": _unix_timestamp,
+    "from_utc_timestamp": lambda call, args: zones.from_utc(args[0], text_of(call.args[1])),
+    "to_utc_timestamp": lambda call, args: zones.to_utc(args[0], text_of(call.args[1])),
     "unix_micros": lambda _, args: time.micros(args[0]),
     "unix_millis": lambda _, args: time.micros(args[0]) // 1_000,
     "unix_seconds": lambda _, args: time.micros(args[0]) // 1_000_000,
     "timestamp_micros": lambda _, args: time.stamp(args[0]),
+    "timestamp_millis": lambda _, args: time.stamp(time.counted(args[0], 1_000)),
+    "timestamp_seconds": _timestamp_seconds,
 }

@@ -29,7 +29,7 @@ _FIXED_US: Final = {
     "microsecond": 1,
 }  # fmt: skip
 _MONTHS: Final = {"month": 1, "quarter": 3, "year": 12}
-_WRITABLE_DAYS: Final = 95_000_000
+WRITABLE_DAYS: Final = 95_000_000
 """Maximum distance from 1970, in days, at which Polars can format a date without a panic."""
 _USUAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]+)?Z?$"
 _ZONE_SECONDS_MAX: Final = 18 * 3600
@@ -48,6 +48,11 @@ def days(value: pl.Expr) -> pl.Expr:
 def stamp(value: pl.Expr) -> pl.Expr:
     """Microseconds as a timestamp."""
     return value.cast(_STAMP)
+
+
+def counted(value: pl.Expr, unit_us: int) -> pl.Expr:
+    """A number of units as microseconds; null if they do not fit."""
+    return (value.cast(pl.Int128) * unit_us).cast(pl.Int64, strict=False)
 
 
 def date(value: pl.Expr) -> pl.Expr:
@@ -155,7 +160,7 @@ def timestamp_text(value: pl.Expr) -> pl.Expr:
     """A timestamp as Spark writes it: without a fraction if it is zero, else without zeros at its end."""
 
     def written(time: pl.Expr) -> pl.Expr:
-        writable = stamp(pl.when(time.is_between(-_WRITABLE_DAYS * DAY_US, _WRITABLE_DAYS * DAY_US)).then(time))
+        writable = stamp(pl.when(time.is_between(-WRITABLE_DAYS * DAY_US, WRITABLE_DAYS * DAY_US)).then(time))
         fraction = (time % 1_000_000).cast(pl.String).str.zfill(6).str.strip_chars_end("0")
         tail = pl.when(fraction == "").then(pl.lit("")).otherwise("." + fraction)
         return writable.dt.strftime("%Y-%m-%d %H:%M:%S") + tail
@@ -167,7 +172,7 @@ def date_text(value: pl.Expr) -> pl.Expr:
     """A date as Spark writes it."""
 
     def written(day: pl.Expr) -> pl.Expr:
-        return date(pl.when(day.is_between(-_WRITABLE_DAYS, _WRITABLE_DAYS)).then(day)).dt.strftime("%Y-%m-%d")
+        return date(pl.when(day.is_between(-WRITABLE_DAYS, WRITABLE_DAYS)).then(day)).dt.strftime("%Y-%m-%d")
 
     return let(written, day=days(value))
 
@@ -193,7 +198,7 @@ def _usual_form(text: pl.Expr) -> pl.Expr:
     def cut(text: pl.Expr) -> pl.Expr:
         numbers = {name: text.str.slice(*place).cast(pl.Int64, strict=False) for name, place in places.items()}
         digits = text.str.slice(20).str.strip_chars_end("Z").str.pad_end(6, "0").str.slice(0, 6)
-        return let(_moment, **numbers, fraction=digits.cast(pl.Int64, strict=False), zone=pl.lit(0, dtype=pl.Int64()))
+        return let(moment_of, **numbers, fraction=digits.cast(pl.Int64, strict=False), zone=pl.lit(0, dtype=pl.Int64()))
 
     return let(cut, text=text)
 
@@ -202,10 +207,10 @@ def _numbered(parts: pl.Expr) -> pl.Expr:
     least = {"month": 1, "day": 1, "hour": 0, "minute": 0, "second": 0}
     numbers = {name: _number(parts, at).fill_null(default) for at, (name, default) in enumerate(least.items(), start=2)}
     fraction = parts.struct.field("7").fill_null("").str.pad_end(6, "0").str.slice(0, 6).cast(pl.Int64, strict=False)
-    return let(_moment, year=_number(parts, 1), **numbers, fraction=fraction, zone=_zone_seconds(parts))
+    return let(moment_of, year=_number(parts, 1), **numbers, fraction=fraction, zone=_zone_seconds(parts))
 
 
-def _moment(
+def moment_of(
     year: pl.Expr,
     month: pl.Expr,
     day: pl.Expr,
