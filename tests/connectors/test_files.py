@@ -126,7 +126,6 @@ def test_the_format_comes_from_the_ending_unless_it_is_given(tmp_path: Path) -> 
     ("options", "says"),
     [
         ({"path": ""}, "give a file"),
-        ({"path": "s3://bucket/x.jsonl"}, "local"),
         ({"path": "x.csv", "delimiter": ";;"}, "delimiter"),
         ({"path": "x.csv", "delimiter": '"'}, "delimiter"),
         ({"path": "x.csv", "delimiter": "é"}, "delimiter"),

@@ -32,6 +32,14 @@ class TestArrow(TestJsonLines):
     format = "arrow"
 
 
+class TestUrl(SinkContract):
+    def spec(self, place: Path) -> ConnectorSpec:
+        return files(f"memory:/{place}/out", format="jsonl")
+
+    def seen(self, place: Path) -> pl.DataFrame:
+        return rows(f"memory:/{place}/out")
+
+
 class TestMemory(SinkContract):
     def spec(self, place: Path) -> ConnectorSpec:
         self.live = getattr(self, "live", None) or MemorySink()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import fsspec
 import polars as pl
 import pytest
 
@@ -105,6 +106,21 @@ class TestGzippedJsonLines(FilesContract):
 
     test_a_planned_read_stays_the_same_when_input_grows = test_input_that_grows_is_read_on
     test_planned_reads_of_input_that_may_grow_give_what_one_read_gives = test_input_that_grows_is_read_on
+
+
+class TestJsonLinesAtUrl(FilesContract):
+    def fill(self, place: Path) -> ConnectorSpec:
+        super().fill(place)
+        fsspec.filesystem("memory").put(f"{place}/", f"{place}/", recursive=True)
+        return files(f"memory:/{place}/part-*.{self.ending}")
+
+    def grow(self, place: Path) -> pl.DataFrame | None:
+        return None
+
+
+class TestParquetAtUrl(TestJsonLinesAtUrl):
+    format: FileFormat = "parquet"
+    ending = "parquet"
 
 
 class TestCsv(FilesContract):

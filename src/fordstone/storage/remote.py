@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Final, TypeVar
 from urllib.parse import unquote
 
 from fordstone.errors import ConfigError, StorageError
@@ -20,6 +22,20 @@ from fordstone.storage.atomic import TEMP_PREFIX, AtomicWriter, remove_leftovers
 from fordstone.storage.disk import Disk, OsDisk
 
 T = TypeVar("T")
+_STAMPS: Final = ("ETag", "etag", "content_md5", "md5Hash", "mtime", "LastModified", "last_modified", "created")
+"""Under which of these names a store gives what changes with a file's content."""
+_OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
+"""Where a file appears with all its content at once."""
+_PACKAGES: Final = {
+    "s3": "pip install 'fordstone[s3]'",
+    "s3a": "pip install 'fordstone[s3]'",
+    "hdfs": "pip install hdfs-native",
+    "gs": "pip install gcsfs",
+    "gcs": "pip install gcsfs",
+    "abfs": "pip install adlfs",
+    "abfss": "pip install adlfs",
+    "az": "pip install adlfs",
+}
 
 
 class Remote(ABC):
@@ -82,6 +98,21 @@ class DiskRemote(Remote):
         remove_leftovers(self._disk, directory)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    """What a store says of a file."""
+
+    size: int
+    identity: str
+    """Another one if the content is another."""
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> RemoteFile:
+        size = int(info["size"] or 0)
+        stamp = next((str(info[name]) for name in _STAMPS if info.get(name)), "")
+        return cls(size=size, identity=f"{size}:{stamp}")
+
+
 class FsspecRemote(Remote):
     """Any store that fsspec can open. Each backend has its own exceptions; they all become `StorageError`."""
 
@@ -106,6 +137,47 @@ class FsspecRemote(Remote):
             self._fs.put_file(str(local), self._at(path))
 
         self._try("write", path, put_file, missing=True)
+
+    def put_whole(self, path: str, data: bytes) -> None:
+        """Store a file that is not there yet so that it appears whole: as one object, or under another name first."""
+        if _OBJECT_STORES.intersection(_protocols(self._fs)):
+            self.put(path, data)
+            return
+        folder, _, name = path.rpartition("/")
+        temporary = f"{folder}/{TEMP_PREFIX}{name}".lstrip("/")
+        self.put(temporary, data)
+        self._try("rename", temporary, lambda: self._fs.mv(self._at(temporary), self._at(path)))
+
+    def get_file(self, path: str, local: Path) -> None:
+        """Copy a file to the local disk; `FileNotFoundError` if there is none."""
+        self._try("read", path, lambda: self._fs.get_file(self._at(path), str(local)), missing=True)
+
+    def get_range(self, path: str, offset: int, length: int) -> bytes:
+        """Return a part of a file."""
+        return self._try(
+            "read", path, lambda: bytes(self._fs.cat_file(self._at(path), start=offset, end=offset + length))
+        )
+
+    def look(self, path: str) -> RemoteFile:
+        """Return what a file looks like; `FileNotFoundError` if there is none."""
+
+        def look() -> RemoteFile:
+            self._fs.invalidate_cache()
+            return RemoteFile.of(self._fs.info(self._at(path)))
+
+        return self._try("look at", path, look, missing=True)
+
+    def walk(self, deep: bool) -> dict[str, RemoteFile]:  # noqa: FBT001
+        """List the files, past any cache of listings, by their paths; `deep`: also those in directories below."""
+
+        def walk() -> dict[str, RemoteFile]:
+            self._fs.invalidate_cache()
+            depth = None if deep else 1
+            found = self._fs.find(self._root, maxdepth=depth, detail=True)
+            start = len(str(self._fs._strip_protocol(self._root)).rstrip("/")) + 1  # noqa: SLF001 - fsspec's own way to spell a path
+            return {name[start:]: RemoteFile.of(info) for name, info in found.items() if info["type"] == "file"}
+
+        return self._try("list", "", walk)
 
     def get(self, path: str) -> bytes:
         def get() -> bytes | None:
@@ -196,18 +268,35 @@ def open_remote(url: str) -> Remote:
 
 def open_filesystem(url: str, *, kind: str) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path in it. `kind` says in errors what the URL is for."""
+    scheme = url.partition("://")[0]
     try:
         from fsspec.core import url_to_fs  # noqa: PLC0415 - a process without such URLs does not load it
 
+        if scheme == "hdfs":
+            _use_hdfs_native()
         filesystem, root = url_to_fs(url)
     except OSError as error:
         # Some kinds connect when they are opened.
         raise StorageError(f"{kind} {url!r} cannot be reached: {error}.") from error
     except (ImportError, ValueError) as error:
         raise ConfigError(
-            f"{kind} {url!r} cannot be opened: {error}.\nInstall what this kind of URL needs (for s3: fordstone[s3])."
+            f"{kind} {url!r} cannot be opened: {error}.\nInstall what this kind of URL needs: "
+            f"{_PACKAGES.get(scheme, 'fsspec documents which package has it')}."
         ) from error
     return filesystem, str(root)
+
+
+def _use_hdfs_native() -> None:
+    """Without Java: fsspec's own class for HDFS needs libhdfs and a JVM."""
+    import fsspec  # noqa: PLC0415 - as above
+
+    import_module("hdfs_native")
+    fsspec.register_implementation("hdfs", "hdfs_native.fsspec.HdfsFileSystem", clobber=True)
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    found = filesystem.protocol
+    return (found,) if isinstance(found, str) else tuple(found)
 
 
 def read_url(url: str, *, bytes_max: int) -> bytes:

@@ -244,8 +244,14 @@ class _Files:
 def _found(name: str, pattern: str, declared: dict[str, str], *, follow: bool, **file_options: Any) -> _Files:
     spec = files(pattern, **file_options)
     settings = options_of(spec, FileSettings)
-    source = FileSource(settings, SourceOptions(schema=Schema(()), bounded=not follow))
-    paths: list[Path] = [source.path_of(partition) for partition in source.partitions()]
+    if settings.is_url and not declared:
+        raise UsageError(
+            f"the columns of files at a URL ({pattern}) are not inferred. Give them: --schema '{name}=device string, ts timestamp'."
+        )
+    paths: list[Path] = []
+    if not settings.is_url:
+        source = FileSource(settings, SourceOptions(schema=Schema(()), bounded=not follow))
+        paths = [source.path_of(partition) for partition in source.partitions()]
     if not paths and not declared:
         raise UsageError(
             f"no file matches {pattern!r} yet, so its columns cannot be inferred. Give them: --schema "

@@ -25,6 +25,7 @@ from fordstone.connectors.files.lines import LineReader
 from fordstone.connectors.files.settings import LINE_BYTES_MOST, FileFormat, FileSettings
 from fordstone.errors import ConfigError, SinkError
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
+from fordstone.storage.remote import FsspecRemote, local_path, open_filesystem
 
 OP: Final = "__op"
 EPOCH: Final = "__epoch"
@@ -230,12 +231,12 @@ def rows(path: str | Path) -> pl.DataFrame:
 
     Of a changelog these are the changes, with `__op` and `__epoch`.
     """
-    return rows_of(*_directory(Path(path)), where=str(path))
+    return rows_of(*_directory(path), where=str(path))
 
 
 def latest(path: str | Path) -> pl.DataFrame:
     """The latest row of each key in a changelog's directory, less the keys that were deleted."""
-    return latest_of(*_directory(Path(path)), where=str(path))
+    return latest_of(*_directory(path), where=str(path))
 
 
 def rows_of(names: Collection[str], read: _Read, *, where: str) -> pl.DataFrame:
@@ -260,7 +261,12 @@ def latest_rows(changes: pl.DataFrame, key: Sequence[str]) -> pl.DataFrame:
     return last.filter(pl.col(OP) != DELETE).drop(OP, EPOCH, strict=False)
 
 
-def _directory(path: Path) -> tuple[list[str], _Read]:
+def _directory(place: str | Path) -> tuple[list[str], _Read]:
+    local = local_path(str(place))
+    if local is None:
+        remote = FsspecRemote(*open_filesystem(str(place), kind="files"))
+        return list(remote.sizes("")), remote.get
+    path = Path(local)
     try:
         found = [*path.iterdir(), *path.glob(f"{EPOCH_PREFIX}*/{PART_PREFIX}*")]
     except OSError as error:

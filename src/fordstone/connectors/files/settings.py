@@ -12,6 +12,7 @@ from fordstone.connectors.base import ConnectorSpec, checked_spec
 from fordstone.connectors.files.bytes import PACKED_SUFFIXES
 from fordstone.connectors.files.series import AUTO, NONE, rotated_from
 from fordstone.errors import ConfigError
+from fordstone.storage.remote import local_path
 
 FileFormat = Literal["jsonl", "csv", "parquet", "arrow"]
 LINE_BYTES_MAX: Final = 1 << 20
@@ -63,10 +64,6 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         called = f"files({self.path!r})"
         if not self.path:
             raise ConfigError(f"{called}: give a file, a pattern such as 'in/*.jsonl', or for a sink a directory.")
-        if "://" in self.path:
-            raise ConfigError(
-                f"{called}: only local paths can be read and written. Mount or copy it, or use another connector for the system."
-            )
         if self.delimiter is not None and (len(self.delimiter.encode()) != 1 or self.delimiter in '"\r\n'):
             raise ConfigError(
                 f"{called}: delimiter={self.delimiter!r} must be one character other than a quote or a newline."
@@ -84,6 +81,11 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"{called}: line_bytes_max={self.line_bytes_max} must be between 1 and {LINE_BYTES_MOST}."
             )
 
+    @property
+    def is_url(self) -> bool:
+        """Whether the files are at a URL, and not on a local disk."""
+        return "://" in self.path
+
     def format_of(self, path: Path) -> FileFormat | None:
         """The format of one file: as given, or by its ending, or that of the file that it was rotated from."""
         plain = path.with_suffix("") if path.suffix in PACKED_SUFFIXES else path
@@ -97,7 +99,7 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def files(path: str, format: str | None = None, **options: Any) -> ConnectorSpec:  # noqa: A002 - the word that people look for
-    """Files on a local disk.
+    """Files on a local disk, or at a URL that fsspec opens: `s3://bucket/in/*.parquet`.
 
     As a source, `path` is a file or a pattern (`"in/*.jsonl"`, `"in/**/*.csv"`) and the format follows from each file's
     ending unless `format` says it; as a sink, `path` is a directory and `format` is needed. Formats are `jsonl`, `csv`,
@@ -105,4 +107,7 @@ def files(path: str, format: str | None = None, **options: Any) -> ConnectorSpec
     """
     if isinstance(format, str):
         format = _ALIASES.get(format.lower(), format.lower())  # noqa: A001 - as above
-    return checked_spec("files", {"path": str(path), "format": format, **options}, FileSettings)
+    local = local_path(str(path))
+    return checked_spec(
+        "files", {"path": str(path) if local is None else local, "format": format, **options}, FileSettings
+    )

@@ -1,4 +1,4 @@
-"""Files on local disks: the kind `files`, and its source.
+"""The kind `files`, and its source on local disks. `files.remote` has those at URLs.
 
 A source is a pattern; each file that matches is a partition, named by its path below the fixed part of the pattern when it was found.
 Names that begin with '.' or '_' are left out (unless the pattern says so itself): they are work in progress.
@@ -13,7 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from fordstone.connectors.base import (
@@ -31,7 +33,7 @@ from fordstone.connectors.base import (
     SourceOptions,
     options_of,
 )
-from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, Mark, open_bytes, shrank, unreadable
+from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, Mark, Tracked, open_bytes, shrank, unreadable
 from fordstone.connectors.files.formats import CsvRows, JsonLines, LineFormat
 from fordstone.connectors.files.identity import Whereabouts
 from fordstone.connectors.files.lines import BLOCK_BYTES_MAX, LineReader
@@ -72,30 +74,40 @@ class FilesKind(ConnectorKind):
         """By the names of the files that a sink writes."""
         ending = written.options.get("format")
         names = (f"{epoch_name(1)}.{ending}", f"{epoch_name(1)}/{PART_PREFIX}1.{ending}", f"{ROWS_PREFIX}1.{ending}")
-        pattern = _pattern(_whole(str(spec.options["path"])))
+        pattern = pattern_of(_whole(str(spec.options["path"])))
         return any(pattern.fullmatch(f"{self.place(written)}/{name}") for name in names)
 
     def place(self, spec: ConnectorSpec) -> str:
         return _whole(str(spec.options["path"]))
 
     def describe_source(self, spec: ConnectorSpec) -> Mapping[str, str]:
-        return {"series": describe(options_of(spec, FileSettings).series)}
+        settings = options_of(spec, FileSettings)
+        return {} if settings.is_url else {"series": describe(settings.series)}
 
     def earlier_output(self, spec: ConnectorSpec) -> str | None:
-        return first_output(options_of(spec, FileSettings))
+        settings = options_of(spec, FileSettings)
+        return _remote().first_remote_output(settings) if settings.is_url else first_output(settings)
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         del context
-        return FileSource(options_of(spec, FileSettings), options)
+        settings = options_of(spec, FileSettings)
+        return _remote().RemoteFileSource(settings, options) if settings.is_url else FileSource(settings, options)
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         del context
-        return open_file_sink(options_of(spec, FileSettings), stream)
+        settings = options_of(spec, FileSettings)
+        return _remote().RemoteFileSink(settings, stream) if settings.is_url else open_file_sink(settings, stream)
 
-    def open_parts(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> PartWriter:
-        """Open a writer of parts; the sink must have made the directory."""
+    def open_parts(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> PartWriter | None:
+        """Open a writer of parts; the sink must have made the directory. At a URL the sink writes an epoch as one file."""
         del context
-        return open_file_parts(options_of(spec, FileSettings), stream)
+        settings = options_of(spec, FileSettings)
+        return None if settings.is_url else open_file_parts(settings, stream)
+
+
+def _remote() -> ModuleType:
+    """What reads and writes URLs: it builds on this module."""
+    return import_module("fordstone.connectors.files.remote")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +124,7 @@ class FileSource(Source):
     def __init__(self, settings: FileSettings, options: SourceOptions) -> None:
         self._settings = settings
         self._options = options
-        self._root, self._pattern = _split(settings.path)
+        self._root, self._pattern = (Path(), "") if settings.is_url else _split(settings.path)
         self._found: Sequence[PartitionId] | None = None
         self._tables: dict[str, TableReader] = {}
         self._known_sizes: dict[str, int] | None = None
@@ -127,7 +139,7 @@ class FileSource(Source):
         """The files there are, by name. Bounded input is what was there at the first call."""
         if self._found is not None:
             return self._found
-        found = self._where.assign(sorted(self._matching()))
+        found = self._assigned(sorted(self._matching()))
         if not self._options.bounded:
             return found
         if not found:
@@ -153,13 +165,19 @@ class FileSource(Source):
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         """Open one file. Positions are bytes of text files, rows of others."""
         path = self.path_of(partition)
+        reader = self._open_at(path, position, with_positions=with_positions, tracked=self._where.tracked(partition))
+        if isinstance(reader, TableReader):
+            self._tables[partition] = reader
+        return reader
+
+    def _open_at(
+        self, path: Path, position: Position, *, with_positions: bool, tracked: Tracked | None = None
+    ) -> Reader:
         file_format = self._format_of(path)
         if file_format in {"parquet", "arrow"}:
-            reader = self._table(path, file_format, position, with_positions=with_positions)
-            self._tables[partition] = reader
-            return reader
-        tracked = self._where.tracked(partition)
-        return self._line_reader(open_bytes(path, tracked), path, file_format, position, with_positions=with_positions)
+            return self._table(path, file_format, position, with_positions=with_positions)
+        data = self._bytes(path, tracked)
+        return self._line_reader(data, path, file_format, position, with_positions=with_positions)
 
     def plan_read(self, partition: PartitionId, position: Position, rows_max: int) -> ReadPlan:
         """Plan from a file's number of rows, or by its newlines. An unchanged file costs one `stat`; compressed files are read."""
@@ -204,13 +222,13 @@ class FileSource(Source):
         rows_max: int,
     ) -> ReadPlan:
         """A planned position is one that a reader passes that reads straight through, whatever is appended later."""
-        end = self._ends.setdefault(partition, size) if self._options.bounded else size
+        end = size if self._grows() else self._ends.setdefault(partition, size)
         if size < max(position, end):
             raise shrank(path, size, max(position, end))
         if position >= end:
-            return ReadPlan(position=position, ended=self._options.bounded)
+            return ReadPlan(position=position, ended=not self._grows())
         begin, searched = self._unfinished.get(partition, (-1, 0))
-        with closing(open_bytes(path)) as data:
+        with closing(self._bytes(path)) as data:
             if (
                 begin == position
                 and end - searched <= BLOCK_BYTES_MAX
@@ -224,7 +242,7 @@ class FileSource(Source):
             self._unfinished[partition] = (position, end)
             return ReadPlan(position=position)
         self._unfinished.pop(partition, None)
-        return ReadPlan(position=Position(found), ended=self._options.bounded and found >= end)
+        return ReadPlan(position=Position(found), ended=not self._grows() and found >= end)
 
     def series(self, partition: PartitionId) -> Sequence[SeriesPlace]:
         return places(self._where.name(partition), self._settings.series)
@@ -272,7 +290,7 @@ class FileSource(Source):
             raise SourceError(
                 f"{path}: its ending does not tell the format. Say format='jsonl', 'csv', 'parquet' or 'arrow'."
             )
-        if path.suffix in PACKED_SUFFIXES and (file_format in {"parquet", "arrow"} or not self._options.bounded):
+        if path.suffix in PACKED_SUFFIXES and (file_format in {"parquet", "arrow"} or self._grows()):
             raise SourceError(
                 f"{path}: compressed files can be read only as bounded input, of JSON lines or CSV. Unpack it first."
             )
@@ -284,7 +302,7 @@ class FileSource(Source):
             file_format,
             self._options.schema,
             position,
-            bounded=self._options.bounded,
+            bounded=not self._grows(),
             with_positions=with_positions,
         )
 
@@ -308,10 +326,21 @@ class FileSource(Source):
             line_format,
             schema,
             position,
-            bounded=self._options.bounded,
+            bounded=not self._grows(),
             with_positions=with_positions,
             line_bytes_max=settings.line_bytes_max,
         )
+
+    def _assigned(self, names: list[str]) -> Sequence[PartitionId]:
+        """The partitions that files of these names are."""
+        return self._where.assign(names)
+
+    def _bytes(self, path: Path, tracked: Tracked | None = None) -> FileBytes:
+        return open_bytes(path, tracked)
+
+    def _grows(self) -> bool:
+        """Whether files may grow."""
+        return not self._options.bounded
 
     def _matching(self) -> list[str]:
         if not glob.has_magic(self._pattern):
@@ -329,10 +358,12 @@ class FileSource(Source):
 
 def _whole(path: str) -> str:
     """A path, however it is spelt."""
+    if "://" in path:
+        return path.rstrip("/")
     return os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111 - Path does not remove ".."
 
 
-def _pattern(path: str) -> re.Pattern[str]:
+def pattern_of(path: str) -> re.Pattern[str]:
     """The names that a pattern of `glob` matches."""
     parts = re.split(r"(\*\*/|\*|\?|\[[^]]+\])", path)
     meaning = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}

@@ -1,0 +1,278 @@
+"""Files at a URL (`s3://`, `memory://`, any that fsspec opens): a source of files that never change, and a sink.
+
+Source: a file is complete when it is listed, and is a partition that ends. The readers are those of local files: they fetch text in ranges,
+and have a copy on the local disk of what is compressed, Parquet or Arrow. A file that was read to its end is not fetched again.
+
+Sink: as `files.sink`, an epoch is one file, written in one step as far as the store has one (`FsspecRemote.put_whole`).
+
+Invariants: a file that was read and is another one now is an error; an epoch never changes.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from fordstone.connectors.base import Chunk, Reader, ReadPlan, Sink, SinkStream, SourceOptions
+from fordstone.connectors.compare import same_rows
+from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, Tracked
+from fordstone.connectors.files.rows import EPOCH_PREFIX, MARK_NAME, ROWS_PREFIX, SinkRows
+from fordstone.connectors.files.settings import FileSettings, is_data
+from fordstone.connectors.files.sink import epoch_name
+from fordstone.connectors.files.source import FileSource, pattern_of
+from fordstone.epochs.manifest import PartitionCut
+from fordstone.errors import GoneError, ReplacedError, SinkError, SourceError, StorageError
+from fordstone.plan.ids import PartitionId, Position
+from fordstone.protocol.partitions import SeriesPlace
+from fordstone.storage.remote import FsspecRemote, RemoteFile, open_filesystem
+
+
+def open_url(url: str) -> FsspecRemote:
+    """Open what is below a URL."""
+    return FsspecRemote(*open_filesystem(url, kind="files"))
+
+
+class RemoteFileSource(FileSource):
+    """The files that match the pattern of a URL."""
+
+    def __init__(self, settings: FileSettings, options: SourceOptions) -> None:
+        super().__init__(settings, options)
+        parts = settings.path.split("/")
+        fixed = next((place for place, part in enumerate(parts) if re.search(r"[*?\[]", part)), len(parts) - 1)
+        self._url, self._below = "/".join(parts[:fixed]), "/".join(parts[fixed:])
+        self._remote = open_url(self._url)
+        self._files: dict[str, RemoteFile] = {}
+        self._read_up_to: dict[str, PartitionCut] = {}
+
+    def restore(self, cuts: Mapping[str, PartitionCut]) -> None:
+        self._read_up_to |= cuts
+
+    def series(self, partition: PartitionId) -> Sequence[SeriesPlace]:
+        """None is needed: a file ends."""
+        del partition
+        return ()
+
+    def identity(self, partition: PartitionId, position: Position) -> str:
+        return self._file(partition).identity if position > 0 else ""
+
+    def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
+        """Open a file when it is first read from."""
+        return RemoteReader(self, partition, position, with_positions=with_positions)
+
+    def plan_read(self, partition: PartitionId, position: Position, rows_max: int) -> ReadPlan:
+        """By newlines; a file of which a copy is needed is read."""
+        if self.has_ended(partition, position):
+            return ReadPlan(position=position, ended=True)
+        file, path = self._file(partition), Path(partition)
+        if self._needs_copy(path):
+            return super(FileSource, self).plan_read(partition, position, rows_max)
+        return self._plan_lines(partition, path, self._format_of(path), file.size, position, max(1, rows_max))
+
+    def plan_rest(self, partition: PartitionId, position: Position) -> Position:
+        del partition
+        return position
+
+    def has_ended(self, partition: PartitionId, position: Position) -> bool:
+        """Whether an earlier run read the file to its end, which is here. `ReplacedError` if it is another one now."""
+        cut = self._read_up_to.get(partition)
+        if cut is None or not cut.identity or position == 0:
+            return False
+        if cut.identity != (now := self._file(partition).identity):
+            raise ReplacedError(
+                f"{self._url}/{partition} is another file than the one that was read ({now} now, {cut.identity} then).\n"
+                "Files at a URL must not change: give new content a new name."
+            )
+        return cut.done and cut.position == position
+
+    def fetched(
+        self, partition: PartitionId, position: Position, *, with_positions: bool
+    ) -> tuple[Reader, tempfile.TemporaryDirectory[str] | None]:
+        """Open a file, or a copy in a directory that the caller removes."""
+        path = Path(partition)
+        if not self._needs_copy(path):
+            return self._open_at(path, position, with_positions=with_positions), None
+        directory = tempfile.TemporaryDirectory(prefix="fordstone-")
+        path = Path(directory.name) / path.name
+        try:
+            self._remote.get_file(partition, path)
+            return self._open_at(path, position, with_positions=with_positions), directory
+        except FileNotFoundError:
+            directory.cleanup()
+            raise self._gone(partition) from None
+        except BaseException:
+            directory.cleanup()
+            raise
+
+    def _needs_copy(self, path: Path) -> bool:
+        return self._format_of(path) in {"parquet", "arrow"} or path.suffix in PACKED_SUFFIXES
+
+    def _bytes(self, path: Path, tracked: Tracked | None = None) -> FileBytes:
+        if path.is_absolute():
+            return super()._bytes(path, tracked)
+        return RemoteBytes(self._remote, self._file(PartitionId(str(path))), str(path))
+
+    def _gone(self, partition: str) -> GoneError:
+        return GoneError(f"{self._url}/{partition} is gone, and was not read to its end. Bring it back.")
+
+    def empty(self) -> pl.DataFrame:
+        return self._options.schema.empty()
+
+    def _grows(self) -> bool:
+        return False
+
+    def _matching(self) -> list[str]:
+        pattern = pattern_of(self._below)
+        try:
+            found = {
+                name: file
+                for name, file in self._remote.walk("**" in self._below or "/" in self._below).items()
+                if pattern.fullmatch(name) and not name.rpartition("/")[2].startswith((".", "_"))
+            }
+        except StorageError as error:
+            raise SourceError(str(error)) from error
+        self._files |= found
+        return list(found)
+
+    def _assigned(self, names: list[str]) -> list[PartitionId]:
+        return [PartitionId(name) for name in names]
+
+    def _sizes(self) -> dict[str, int]:
+        return {name: file.size for name, file in self._files.items()}
+
+    def _file(self, partition: PartitionId) -> RemoteFile:
+        if partition not in self._files:
+            try:
+                self._files[partition] = self._remote.look(partition)
+            except FileNotFoundError:
+                raise GoneError(
+                    f"{self._url}/{partition} is gone, and was not read to its end. Bring it back."
+                ) from None
+        return self._files[partition]
+
+
+class RemoteBytes(FileBytes):
+    """The bytes of one file at a URL, fetched in ranges."""
+
+    def __init__(self, remote: FsspecRemote, file: RemoteFile, name: str) -> None:
+        self._remote = remote
+        self._file = file
+        self._name = name
+
+    def at(self, offset: int, length: int) -> bytes:
+        length = min(length, self._file.size - offset)
+        return self._remote.get_range(self._name, offset, length) if length > 0 else b""
+
+    def size(self) -> int:
+        return self._file.size
+
+    def identity(self, position: int) -> str:
+        return self._file.identity if position > 0 else ""
+
+    def check(self, position: int) -> None:
+        """It does not change: `RemoteFileSource` compares what it is when it is opened."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class RemoteReader(Reader):
+    """Reads one file, which is opened with the first read and closed at the end."""
+
+    def __init__(
+        self, source: RemoteFileSource, partition: PartitionId, position: Position, *, with_positions: bool
+    ) -> None:
+        self._source = source
+        self._partition = partition
+        self._position = position
+        self._with_positions = with_positions
+        self._copy: tuple[Reader, tempfile.TemporaryDirectory[str] | None] | None = None
+        self._ended = source.has_ended(partition, position)
+
+    def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
+        if self._ended:
+            return Chunk(frame=self._source.empty(), position=self._position, ended=True)
+        if self._copy is None:
+            self._copy = self._source.fetched(self._partition, self._position, with_positions=self._with_positions)
+        chunk = self._copy[0].read(rows_max, until)
+        if chunk is not None:
+            self._position, self._ended = chunk.position, chunk.ended
+            if chunk.ended:
+                self.close()
+        return chunk
+
+    def identity(self) -> str:
+        return self._source.identity(self._partition, self._position)
+
+    def close(self) -> None:
+        if self._copy is not None:
+            reader, directory = self._copy
+            reader.close()
+            if directory is not None:
+                directory.cleanup()
+            self._copy = None
+
+
+class RemoteFileSink(Sink):
+    """Writes one stream below one URL. All rows of an epoch are written by one process."""
+
+    def __init__(self, settings: FileSettings, stream: SinkStream) -> None:
+        self._where = settings.path
+        self._rows = SinkRows(settings, stream)
+        self._remote = open_url(settings.path)
+        self._rows_number: int | None = None
+        self._rows_files = 0
+        self._mark()
+
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        """Write the epoch's file, unless it is there; an epoch without rows has none."""
+        name = f"{epoch_name(epoch)}.{self._rows.format}"
+        data = self._rows.encoded(self._rows.columns(frame, epoch)) if frame.height else None
+        if not self._remote.exists(name):
+            if data is not None:
+                self._remote.put_whole(name, data)
+            return
+        there = self._remote.get(name)
+        would = [] if data is None else [(name, data)]
+        if not would or not (
+            there == data or same_rows(self._rows.decoded([(name, there)]), self._rows.decoded(would))
+        ):
+            raise SinkError(
+                f"{self._where} already has epoch {epoch} ({name}), with other rows than are released now.\n"
+                f"It is the output of another run. Choose another place, or move this one away; nothing was overwritten."
+            )
+
+    def write(self, frame: pl.DataFrame) -> None:
+        """Write another file: files at a URL cannot be appended to."""
+        if frame.is_empty():
+            return
+        if self._rows_number is None:
+            taken = [int(name.split("-")[1]) for name in self._remote.sizes("") if name.startswith(ROWS_PREFIX)]
+            self._rows_number = max(taken, default=0) + 1
+        self._rows_files += 1
+        name = f"{ROWS_PREFIX}{self._rows_number:06d}-{self._rows_files:08d}.{self._rows.format}"
+        self._remote.put_whole(name, self._rows.encoded(self._rows.columns(frame, None)))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _mark(self) -> None:
+        names = self._remote.sizes("")
+        if MARK_NAME in names:
+            self._rows.check_mark(self._remote.get(MARK_NAME))
+            return
+        others = sorted(name for name in names if is_data(name))
+        if others:
+            raise SinkError(
+                f"{self._where} has files ({others[0]}) but no {MARK_NAME}. Restore it, or choose another place."
+            )
+        self._remote.put_whole(MARK_NAME, self._rows.mark.to_json())
+
+
+def first_remote_output(settings: FileSettings) -> str | None:
+    """The first file of rows at the URL of a sink; None if there is none."""
+    names = sorted(open_url(settings.path).sizes(""))
+    return next((f"{settings.path}/{name}" for name in names if name.startswith((EPOCH_PREFIX, ROWS_PREFIX))), None)
