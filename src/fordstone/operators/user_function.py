@@ -73,7 +73,8 @@ class UserFunction(Operator):
             return self._made(given)
         except Exception as second:
             if reason_of(second) == reason_of(error):
-                second.__context__ = None  # the first: its traceback shows nothing more
+                # Without the first, which is being handled here: its traceback shows nothing more.
+                second.__context__ = None
                 failure = Failed(record=record, error=second)
                 raise function_error(self._step.name, self._step.path, failure, times=True) from second
             raise
@@ -89,16 +90,12 @@ class RecordFunction(UserFunction):
         shown = frame.drop(ROW_WATERMARK, strict=False)
         plain = shown.drop(ROW_ID, strict=False)
         for place, row in enumerate(plain.iter_rows(named=True)):
-            error: Exception | None = None
             try:
                 made = self._made(row)
-            except Exception as raised:  # noqa: BLE001 - of the user's function, which may have changed the row
-                error = raised
-            if error is not None and self._sets_aside:
-                failed.append(Failed(record=shown.row(place, named=True), error=error))
-                continue
-            if error is not None:
-                # Outside of the handler, so that the second error is not shown as raised while the first was handled.
+            except Exception as error:  # noqa: BLE001 - of the user's function, which may have changed the row
+                if self._sets_aside:
+                    failed.append(Failed(record=shown.row(place, named=True), error=error))
+                    continue
                 made = self._again(shown.row(place, named=True), error, plain.row(place, named=True))
             records += made
             places += [place] * len(made)
