@@ -32,6 +32,7 @@ from fordstone.connectors.base import (
     options_of,
 )
 from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, Mark, open_bytes, shrank, unreadable
+from fordstone.connectors.files.columns import check_declared, infer, schema_text
 from fordstone.connectors.files.formats import CsvRows, JsonLines, LineFormat
 from fordstone.connectors.files.identity import Whereabouts
 from fordstone.connectors.files.lines import BLOCK_BYTES_MAX, LineReader
@@ -42,6 +43,7 @@ from fordstone.connectors.files.sink import epoch_name, first_output, open_file_
 from fordstone.connectors.files.tables import TableReader
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
+from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.partitions import SeriesPlace
 
@@ -80,6 +82,13 @@ class FilesKind(ConnectorKind):
 
     def describe_source(self, spec: ConnectorSpec) -> Mapping[str, str]:
         return {"series": describe(options_of(spec, FileSettings).series)}
+
+    def first_look(self, spec: ConnectorSpec) -> str | None:
+        settings = options_of(spec, FileSettings)
+        source = FileSource(settings, SourceOptions(schema=Schema(()), bounded=False))
+        paths = [source.path_of(partition) for partition in source.partitions()]
+        found = infer(paths, settings) if paths else None
+        return None if found is None or not found.columns else schema_text(found)
 
     def earlier_output(self, spec: ConnectorSpec) -> str | None:
         return first_output(options_of(spec, FileSettings))
@@ -122,12 +131,14 @@ class FileSource(Source):
         self._unfinished: dict[str, tuple[int, int]] = {}
         """Of text files: where a line begins, and up to where it was searched for its newline in vain."""
         self._counted: dict[str, _Counted] = {}
+        self._columns_checked = False
 
     def partitions(self) -> Sequence[PartitionId]:
         """The files there are, by name. Bounded input is what was there at the first call."""
         if self._found is not None:
             return self._found
         found = self._where.assign(sorted(self._matching()))
+        self._check_columns(found)
         if not self._options.bounded:
             return found
         if not found:
@@ -265,6 +276,11 @@ class FileSource(Source):
             paths = {name: self._root / self._where.name(name) for name in self.partitions()}
             self._known_sizes = {name: path.stat().st_size for name, path in paths.items() if path.exists()}
         return self._known_sizes
+
+    def _check_columns(self, found: Sequence[PartitionId]) -> None:
+        """Compare the first file, by name, with the schema, as soon as it has rows."""
+        if found and self._settings.missing == "error" and not self._columns_checked:
+            self._columns_checked = check_declared(self.path_of(found[0]), self._settings, self._options.schema)
 
     def _format_of(self, path: Path) -> FileFormat:
         file_format = self._settings.format_of(path)
