@@ -60,7 +60,9 @@ SETTINGS = examples(150, HealthCheck.function_scoped_fixture)
 def read(
     path: Path, schema: Schema, *, rows_max: int = 100_000, position: int = 0, line_bytes_max: int = 1 << 20
 ) -> ReadBack:
-    source = open_source(files(str(path), line_bytes_max=line_bytes_max), SourceOptions(schema=schema, bounded=True))
+    source = open_source(
+        files(str(path), line_bytes_max=line_bytes_max, missing="null"), SourceOptions(schema=schema, bounded=True)
+    )
     return read_all(source, source.partitions()[0], schema, rows_max=rows_max, position=position)
 
 

@@ -22,7 +22,9 @@ KINDS = {"a": "string", "b": "int"}
 def read(path: Path, content: bytes | str, kinds: dict[str, str], **options: Any) -> ReadBack:
     (path / "1.csv").write_bytes(content.encode() if isinstance(content, str) else content)
     schema = Schema.of(kinds)
-    made = open_source(files(str(path / "1.csv"), **options), SourceOptions(schema=schema, bounded=True))
+    made = open_source(
+        files(str(path / "1.csv"), **{"missing": "null", **options}), SourceOptions(schema=schema, bounded=True)
+    )
     return read_all(made, made.partitions()[0], schema)
 
 

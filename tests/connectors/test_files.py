@@ -22,7 +22,9 @@ SCHEMA = Schema.of({"n": "bigint", "s": "string"})
 
 
 def source(path: Path | str, *, bounded: bool = True, schema: Schema = SCHEMA, **options: Any) -> Source:
-    return open_source(files(str(path), **options), SourceOptions(schema=schema, bounded=bounded))
+    return open_source(
+        files(str(path), **{"missing": "null", **options}), SourceOptions(schema=schema, bounded=bounded)
+    )
 
 
 def reader(path: Path, *, bounded: bool = False, **options: Any) -> Reader:

@@ -18,7 +18,9 @@ from fordstone.testing.contracts.connector import ReadBack, read_all
 def read(path: Path, content: bytes | str, kinds: dict[str, str], **options: Any) -> ReadBack:
     (path / "1.jsonl").write_bytes(content.encode() if isinstance(content, str) else content)
     schema = Schema.of(kinds)
-    made = open_source(files(str(path / "1.jsonl"), **options), SourceOptions(schema=schema, bounded=True))
+    made = open_source(
+        files(str(path / "1.jsonl"), **{"missing": "null", **options}), SourceOptions(schema=schema, bounded=True)
+    )
     return read_all(made, made.partitions()[0], schema)
 
 

@@ -28,7 +28,7 @@ def save(frame: pl.DataFrame, path: Path, **options: Any) -> None:
 
 
 def source(path: Path, schema: Schema, *, bounded: bool = True) -> Source:
-    return open_source(files(str(path)), SourceOptions(schema=schema, bounded=bounded))
+    return open_source(files(str(path), missing="null"), SourceOptions(schema=schema, bounded=bounded))
 
 
 def read(path: Path, kinds: dict[str, str], **options: Any) -> ReadBack:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from textwrap import indent
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from fordstone.api.graph import Graph, Timing
@@ -11,6 +12,7 @@ from fordstone.api.run import OnProgress, Run, Work, shortened
 from fordstone.api.stream import ControlTable, LookupTable, Stream, TableRows, table_of
 from fordstone.connectors.base import live_of
 from fordstone.connectors.memory import MemorySource
+from fordstone.connectors.registry import first_look
 from fordstone.errors import ConfigError, FordstoneError, PipelineError
 from fordstone.lang.choices import check_word
 from fordstone.lang.schema import Schema
@@ -208,13 +210,20 @@ class Pipeline:
         return lambda show, stop: run_here(plan, functions, given, nodes=nodes, on_progress=show, stop=stop)
 
 
+def _without_schema(connector: p.ConnectorSpec) -> str:
+    found = first_look(connector)
+    if found is None:
+        return 'it needs its columns: schema={"device": "string", "temp": "double"}.'
+    return f"it needs its columns. By a first look at the data they are:\n\n{indent(found, '    ')}\n\nCheck the types, and paste this into source(...)."
+
+
 def _columns(source: str, connector: p.ConnectorSpec, schema: Mapping[str, str] | None) -> Schema:
     """The columns of a source. What is in the memory of this process can be looked at now."""
     live = live_of(connector)
     try:
         if not isinstance(live, MemorySource):
             if schema is None:
-                raise ConfigError('it needs its columns: schema={"device": "string", "temp": "double"}.')
+                raise ConfigError(_without_schema(connector))
             return Schema.of(schema)
         columns = Schema.of(live.inferred() if schema is None else schema)
         live.check(columns)

@@ -20,6 +20,7 @@ from fordstone.cli.explain import explain
 from fordstone.cli.hub import epochs, hub, nodes, streams
 from fordstone.cli.options import HelpGroup
 from fordstone.cli.run import center, run
+from fordstone.cli.schema import schema
 from fordstone.cli.sql.command import sql
 
 HELP_CHARS_MAX: Final = 100
@@ -59,6 +60,7 @@ class Commands(HelpGroup):
         "fordstone edge cold_chain.py --hub URL        the edge half, on a gateway",
         "fordstone center cold_chain.py --hub URL      the center, on Spark",
         "fordstone explain cold_chain.py               show what would run and what it guarantees",
+        "fordstone schema 'in/*.jsonl'                 print the columns of files, ready to paste",
         "fordstone checkpoints ls                      list stored checkpoints",
         "fordstone example readings                    write input for a first pipeline",
     ],
@@ -72,7 +74,7 @@ def cli() -> None:
     """
 
 
-for _command in (run, sql, edge, center, nodes, streams, epochs, hub, explain, checkpoints, example):
+for _command in (run, sql, edge, center, nodes, streams, epochs, hub, explain, schema, checkpoints, example):
     cli.add_command(_command)
 
 

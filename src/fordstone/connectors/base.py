@@ -423,6 +423,14 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
         del spec
         return {}
 
+    def first_look(self, spec: ConnectorSpec) -> str | None:
+        """Return the schema that a source probably has, as text that can be pasted; None: that cannot be found out, or not yet.
+
+        Asked only where a schema is missing, to be shown in the error. It may read from the system, a little.
+        """
+        del spec
+        return None
+
     def earlier_output(self, spec: ConnectorSpec) -> str | None:
         """Return what the sink already contains, to be named in an error; None: nothing.
 

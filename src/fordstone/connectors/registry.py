@@ -101,6 +101,11 @@ def describe_source(spec: ConnectorSpec) -> Mapping[str, str]:
     return _kind(spec).describe_source(spec)
 
 
+def first_look(spec: ConnectorSpec) -> str | None:
+    """The schema that the source probably has, as text that can be pasted; None: unknown."""
+    return _kind(spec).first_look(spec)
+
+
 def earlier_output(spec: ConnectorSpec) -> str | None:
     """What the sink already contains; None: nothing."""
     return _kind(spec).earlier_output(spec)

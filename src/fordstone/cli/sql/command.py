@@ -87,7 +87,7 @@ INTERVAL: Final = "250ms"
 @click.option(
     "--time-unit",
     type=click.Choice(["s", "ms", "us"]),
-    default="us",
+    show_default="inferred from the numbers, or us",
     help="Unit of numbers in timestamp columns of text files.",
 )
 @click.option(
@@ -192,8 +192,9 @@ def _declared(text: str, options: dict[str, Any]) -> tuple[Pipeline, Stream]:
         "follow": options["follow"],
         "format": options["form"],
         "delimiter": options["delimiter"],
-        "time_unit": options["time_unit"],
     }
+    if options["time_unit"] is not None:
+        reading["time_unit"] = options["time_unit"]
     lines = add_sources(
         pipeline, options["sources"], options["tables"], options["schemas"], options["times"], **reading
     )

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import polars as pl
@@ -20,6 +21,7 @@ import polars as pl
 from fordstone.connectors.base import Chunk, Reader, ReadPlan, Sink, SinkStream, SourceOptions
 from fordstone.connectors.compare import same_rows
 from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, Tracked
+from fordstone.connectors.files.columns import SAMPLE_BYTES
 from fordstone.connectors.files.rows import EPOCH_PREFIX, MARK_NAME, ROWS_PREFIX, SinkRows
 from fordstone.connectors.files.settings import FileSettings, is_data
 from fordstone.connectors.files.sink import epoch_name
@@ -107,6 +109,21 @@ class RemoteFileSource(FileSource):
             directory.cleanup()
             raise
 
+    @contextmanager
+    def sample(self, partition: PartitionId) -> Iterator[Path]:
+        """A copy of the file, or of its beginning if it is text."""
+        with tempfile.TemporaryDirectory(prefix="fordstone-") as directory:
+            path = Path(directory) / Path(partition).name
+            try:
+                if self._needs_copy(Path(partition)):
+                    self._remote.get_file(partition, path)
+                else:
+                    length = min(self._file(partition).size, SAMPLE_BYTES)
+                    path.write_bytes(self._remote.get_range(partition, 0, length) if length else b"")
+            except FileNotFoundError:
+                raise self._gone(partition) from None
+            yield path
+
     def _needs_copy(self, path: Path) -> bool:
         return self._format_of(path) in {"parquet", "arrow"} or path.suffix in PACKED_SUFFIXES
 
@@ -114,6 +131,9 @@ class RemoteFileSource(FileSource):
         if path.is_absolute():
             return super()._bytes(path, tracked)
         return RemoteBytes(self._remote, self._file(PartitionId(str(path))), str(path))
+
+    def _called(self, partition: PartitionId) -> str:
+        return f"{self._url}/{partition}"
 
     def _gone(self, partition: str) -> GoneError:
         return GoneError(f"{self._url}/{partition} is gone, and was not read to its end. Bring it back.")
@@ -148,9 +168,7 @@ class RemoteFileSource(FileSource):
             try:
                 self._files[partition] = self._remote.look(partition)
             except FileNotFoundError:
-                raise GoneError(
-                    f"{self._url}/{partition} is gone, and was not read to its end. Bring it back."
-                ) from None
+                raise self._gone(partition) from None
         return self._files[partition]
 
 

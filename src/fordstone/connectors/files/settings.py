@@ -53,6 +53,8 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     series: str = AUTO
     """Which text files continue one another: "auto" by the numbers in their paths and the times of their rows, "none", or a regular
     expression whose groups name the series."""
+    missing: Literal["error", "null"] = "error"
+    """What a declared column is that no row at the beginning of the first file has."""
     line_bytes_max: int = LINE_BYTES_MAX
     """Longer lines are rejected."""
     compression: Literal["zstd", "lz4", "none"] = "zstd"

@@ -10,8 +10,8 @@ import glob
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +34,7 @@ from fordstone.connectors.base import (
     options_of,
 )
 from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, Mark, Tracked, open_bytes, shrank, unreadable
+from fordstone.connectors.files.columns import SAMPLE_FILES, check_declared, infer, schema_text
 from fordstone.connectors.files.formats import CsvRows, JsonLines, LineFormat
 from fordstone.connectors.files.identity import Whereabouts
 from fordstone.connectors.files.lines import BLOCK_BYTES_MAX, LineReader
@@ -44,6 +45,7 @@ from fordstone.connectors.files.sink import epoch_name, first_output, open_file_
 from fordstone.connectors.files.tables import TableReader
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
+from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.partitions import SeriesPlace
 
@@ -83,6 +85,16 @@ class FilesKind(ConnectorKind):
     def describe_source(self, spec: ConnectorSpec) -> Mapping[str, str]:
         settings = options_of(spec, FileSettings)
         return {} if settings.is_url else {"series": describe(settings.series)}
+
+    def first_look(self, spec: ConnectorSpec) -> str | None:
+        settings = options_of(spec, FileSettings)
+        options = SourceOptions(schema=Schema(()), bounded=False)
+        source = _remote().RemoteFileSource(settings, options) if settings.is_url else FileSource(settings, options)
+        with ExitStack() as stack:
+            found = source.partitions()[: SAMPLE_FILES if settings.is_url else None]
+            paths = [stack.enter_context(source.sample(partition)) for partition in found]
+            inferred = infer(paths, settings) if paths else None
+        return None if inferred is None or not inferred.columns else schema_text(inferred)
 
     def earlier_output(self, spec: ConnectorSpec) -> str | None:
         settings = options_of(spec, FileSettings)
@@ -134,12 +146,14 @@ class FileSource(Source):
         self._unfinished: dict[str, tuple[int, int]] = {}
         """Of text files: where a line begins, and up to where it was searched for its newline in vain."""
         self._counted: dict[str, _Counted] = {}
+        self._columns_checked = False
 
     def partitions(self) -> Sequence[PartitionId]:
         """The files there are, by name. Bounded input is what was there at the first call."""
         if self._found is not None:
             return self._found
         found = self._assigned(sorted(self._matching()))
+        self._check_columns(found)
         if not self._options.bounded:
             return found
         if not found:
@@ -283,6 +297,22 @@ class FileSource(Source):
             paths = {name: self._root / self._where.name(name) for name in self.partitions()}
             self._known_sizes = {name: path.stat().st_size for name, path in paths.items() if path.exists()}
         return self._known_sizes
+
+    @contextmanager
+    def sample(self, partition: PartitionId) -> Iterator[Path]:
+        """A local file that begins as the file of a partition, to look at its columns."""
+        yield self.path_of(partition)
+
+    def _check_columns(self, found: Sequence[PartitionId]) -> None:
+        """Compare the first file, by name, with the schema, as soon as it has rows."""
+        if found and self._settings.missing == "error" and self._options.schema and not self._columns_checked:
+            with self.sample(found[0]) as path:
+                where, schema = self._called(found[0]), self._options.schema
+                self._columns_checked = check_declared(path, self._settings, schema, where=where)
+
+    def _called(self, partition: PartitionId) -> str:
+        """How messages name the file of a partition."""
+        return str(self.path_of(partition))
 
     def _format_of(self, path: Path) -> FileFormat:
         file_format = self._settings.format_of(path)
