@@ -395,7 +395,7 @@ def _build_over(inputs: Inputs, out: Out) -> None:
 
 
 def _check_over(found: Found, given: Given) -> None:
-    rows = [(k, second, x, 0) for k, second, x, *_ in given.in_time]
+    rows = [(k, second, x, second) for k, second, x, *_ in given.in_time]  # none of them is late
     frames = {
         "three": "ROWS BETWEEN 2 PRECEDING AND CURRENT ROW",
         "recent": "RANGE BETWEEN 5 PRECEDING AND CURRENT ROW",
