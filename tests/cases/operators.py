@@ -384,6 +384,20 @@ def _check_ewma(found: Found, given: Given) -> None:
     assert_frame_equal(found("by_age").sort(wanted.columns), wanted.sort(wanted.columns))
 
 
+def _build_distinct(inputs: Inputs, out: Out) -> None:
+    out("so_far", inputs.rows.select("k", "s", name="distinct_ks").distinct(name="distinct"))
+    timed = inputs.rows.select("k", "ts", name="distinct_kt").distinct(name="distinct_in_time")
+    out("in_time", timed)
+    out("late", timed.late)
+
+
+def _check_distinct(found: Found, given: Given) -> None:
+    # Without time no row is late.
+    assert Counter(found("so_far").rows()) == Counter({(row[0], row[4]) for part in given.rows for row in part})
+    assert Counter(found("in_time").rows()) == Counter({(row[0], at(row[1])) for row in given.in_time})
+    assert found("late").height == given.late
+
+
 def _build_over(inputs: Inputs, out: Out) -> None:
     rows = inputs.rows.select("k", "ts", "x", name="over_x").group_by("k")
     sums: dict[str, Any] = {"n": "count(*)", "s": "sum(x)", "top": "max(x)", "since": "first(x)"}
@@ -718,6 +732,7 @@ CASES = (
     Case(name="windows_of_windows", build=_build_windows_of_windows, check=_check_windows_of_windows),
     Case(name="top", build=_build_top, check=_check_top),
     Case(name="ewma", build=_build_ewma, check=_check_ewma),
+    Case(name="distinct", build=_build_distinct, check=_check_distinct),
     Case(name="over", build=_build_over, check=_check_over),
     Case(name="deduplicate", build=_build_deduplicate, check=_check_deduplicate),
     Case(name="match", build=_build_match, check=_check_match),

@@ -62,6 +62,8 @@ STATEFUL: dict[str, Callable[[Stream, Stream], Stream]] = {
     "count": lambda rows, _: rows.group_by("k").window(by_count(4, every=2)).agg(n="count(*)"),
     "ewma": lambda rows, _: rows.group_by("k").ewma(alpha=0.5, y="x"),
     "deduplicate": lambda rows, _: rows.deduplicate("k", within="1s"),
+    "distinct": lambda rows, _: rows.select("k", "x").distinct(),
+    "distinct_in_time": lambda rows, _: rows.distinct(),
     "over": lambda rows, _: rows.group_by("k").over(rows=2, y="sum(x)"),
     "top": lambda rows, _: rows.top(2, by="x DESC", per=["k", "ts"]),
     "join": lambda rows, other: rows.join(other, on="k", between=("0s", "1s"), how="full"),

@@ -248,6 +248,14 @@ class Stream:
         names = _key_names("deduplicate", keys)
         return self._add(p.Deduplicate(name=named, input=self._at, keys=names, within_us=span_us))
 
+    def distinct(self, *, name: str | None = None) -> Stream:
+        """Each row once, however often it comes: `readings.select("device", "site").distinct()`.
+
+        With event time a row is emitted once the watermark has passed it, and nothing is kept after that. Without, it is emitted when it
+        first comes, and every distinct row is kept for good. `deduplicate` drops repeats of a key within a time.
+        """
+        return self._add(p.Distinct(name=self._named("distinct", name), input=self._at, keys=tuple(self.schema)))
+
     def top(
         self,
         n: int | None,
