@@ -65,6 +65,7 @@ STATEFUL: dict[str, Callable[[Stream, Stream], Stream]] = {
     "distinct": lambda rows, _: rows.select("k", "x").distinct(),
     "distinct_in_time": lambda rows, _: rows.distinct(),
     "over": lambda rows, _: rows.group_by("k").over(rows=2, y="sum(x)"),
+    "running_top": lambda rows, _: rows.top(2, by="x DESC", per="k"),
     "top": lambda rows, _: rows.top(2, by="x DESC", per=["k", "ts"]),
     "join": lambda rows, other: rows.join(other, on="k", between=("0s", "1s"), how="full"),
     "lookup": lambda rows, other: rows.join_latest(other, on="k"),
