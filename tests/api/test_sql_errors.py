@@ -193,6 +193,12 @@ def test_a_table_of_windows_that_cannot_be_is_refused(table: str, rest: str, mes
     refused(f"SELECT max(temp) AS m FROM TABLE({table}) {rest}", message, under)
 
 
+def test_windows_of_windows_go_by_their_end():
+    below = f"SELECT window_start, count(*) AS n FROM readings GROUP BY TUMBLE(ts, {TEN})"
+    query = f"SELECT sum(n) AS n FROM ({below}) GROUP BY TUMBLE(window_start, INTERVAL '1' MINUTE)"
+    refused(query, "Keep window_end in SELECT of the query below", "window_start", nth=1)
+
+
 def test_windows_of_a_table_are_there_to_be_aggregated():
     refused(
         f"SELECT * FROM TABLE(TUMBLE(TABLE readings, DESCRIPTOR(ts), {TEN}))", "Add GROUP BY window_start", "TABLE("

@@ -115,6 +115,12 @@ def test_the_start_of_windows_of_one_length_gives_their_time_and_stays_it_when_t
     )
 
 
+def test_explain_shows_the_start_of_windows_and_their_length_as_the_time():
+    counts = source().group_by("k").window(tumbling("10s")).agg(n="count(*)").select("n", "window_start")
+    counts.sink("out", memory(MemorySink()))
+    assert "window_start + 10s\n" in counts.pipeline.explain()
+
+
 @pytest.mark.parametrize("window", [session("10s"), by_count(3)])
 def test_windows_of_several_lengths_are_named_by_their_end(window):
     counts = source().group_by("k").window(window).agg(n="count(*)")
