@@ -14,7 +14,7 @@ from fordstone.lang.sql.syntax import SHOWN_CHARS_MAX, SqlError
 TEN = "INTERVAL '10' SECOND"
 
 NOT_SUPPORTED = [
-    ("SELECT DISTINCT device FROM readings", "SELECT DISTINCT is not supported", "DISTINCT", "deduplicate"),
+    ("SELECT DISTINCT ON (device) temp FROM readings", "DISTINCT ON is not supported", "ON", "ROW_NUMBER"),
     ("SELECT device FROM readings ORDER BY device", "ORDER BY is not supported", "ORDER BY", "Sort where you read"),
     ("SELECT device FROM readings LIMIT 3", "LIMIT is not supported", "LIMIT", "Take as many rows"),
     ("SELECT device FROM readings WHERE temp > 1 OFFSET 3", "OFFSET is not supported", "OFFSET", "Skip rows"),
@@ -39,8 +39,8 @@ NOT_SUPPORTED = [
     ),
     ("SELECT temp FROM readings, alarms", "several streams in FROM", ",", "JOIN ... ON"),
     ("SELECT temp FROM readings JOIN alarms USING (device)", "USING is not supported", "USING", "Write ON"),
-    ("SELECT device FROM readings UNION SELECT device FROM alarms", "UNION without ALL", "UNION", "deduplicate"),
-    ("SELECT device FROM readings EXCEPT SELECT device FROM alarms", "EXCEPT is not supported", "EXCEPT", "UNION ALL"),
+    ("SELECT device FROM readings UNION BY NAME SELECT device FROM alarms", "UNION BY NAME", "BY", "in the same order"),
+    ("SELECT device FROM readings EXCEPT SELECT device FROM alarms", "EXCEPT is not supported", "EXCEPT", "UNION"),
     (
         "SELECT device FROM readings INTERSECT SELECT device FROM alarms",
         "INTERSECT is not",
@@ -191,6 +191,12 @@ TABLES = [
 @pytest.mark.parametrize(("table", "rest", "message", "under"), TABLES)
 def test_a_table_of_windows_that_cannot_be_is_refused(table: str, rest: str, message: str, under: str):
     refused(f"SELECT max(temp) AS m FROM TABLE({table}) {rest}", message, under)
+
+
+def test_windows_of_windows_go_by_their_end():
+    below = f"SELECT window_start, count(*) AS n FROM readings GROUP BY TUMBLE(ts, {TEN})"
+    query = f"SELECT sum(n) AS n FROM ({below}) GROUP BY TUMBLE(window_start, INTERVAL '1' MINUTE)"
+    refused(query, "Keep window_end in SELECT of the query below", "window_start", nth=1)
 
 
 def test_windows_of_a_table_are_there_to_be_aggregated():

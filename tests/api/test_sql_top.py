@@ -95,6 +95,20 @@ def test_rank_and_dense_rank_give_equal_rows_one_number():
     ]
 
 
+def test_without_a_window_a_ranking_is_kept_up_to_date():
+    query = """
+        SELECT device, temp, r FROM (
+            SELECT *, ROW_NUMBER() OVER (PARTITION BY device ORDER BY temp DESC NULLS LAST) AS r FROM readings
+        ) WHERE r <= 2
+    """
+    assert answer(query) == [("A", 7.0, 1), ("a", 3.0, 2), ("a", 5.0, 1), ("b", None, 2), ("b", 20.0, 1)]
+    counts = "SELECT device, count(*) AS n FROM readings GROUP BY device"
+    leaders = (
+        f"SELECT * FROM (SELECT *, ROW_NUMBER() OVER (ORDER BY n DESC, device DESC) AS r FROM ({counts})) WHERE r <= 2"
+    )
+    assert answer(leaders) == [("a", 3, 1), ("b", 2, 2)]
+
+
 def test_order_by_and_limit_in_a_query_with_a_window_are_about_each_window():
     query = f"SELECT device, window_start, count(*) AS n FROM readings {WINDOW} ORDER BY n DESC, device LIMIT 1"
     assert columns(query) == ["device", "window_start", "n"]
@@ -118,6 +132,9 @@ REFUSED = [
     (f"SELECT device FROM readings {WINDOW} ORDER BY temp LIMIT 3", "neither in GROUP BY nor inside", "temp"),
     (f"SELECT 1 AS x FROM readings {WINDOW} UNION ALL SELECT 2 AS x FROM readings LIMIT 3", "a stream has no end", "LIMIT"),
     ("SELECT ROW_NUMBER() OVER (PARTITION BY ts) AS r FROM readings", "ROW_NUMBER needs ORDER BY", "ROW_NUMBER"),
+    ("SELECT *, ROW_NUMBER() OVER (PARTITION BY device ORDER BY temp) AS r FROM readings", "WHERE r <= 3 outside", "ROW_NUMBER"),
+    ("SELECT * FROM (SELECT *, RANK() OVER (PARTITION BY device ORDER BY temp) AS r FROM readings) WHERE r < 3", "each needs one of its own", "RANK"),
+    ("SELECT temp FROM (SELECT *, ROW_NUMBER() OVER (ORDER BY temp) AS r FROM readings) WHERE r < 3", "a select must keep r", "SELECT"),
     ("SELECT ROW_NUMBER(temp) OVER (PARTITION BY ts ORDER BY temp) AS r FROM readings", "has no arguments", "ROW_NUMBER"),
     ("SELECT ROW_NUMBER() OVER w AS r FROM readings", "OVER with the name of a window", "ROW_NUMBER"),
     ("SELECT ROW_NUMBER() OVER (PARTITION BY lower(device) ORDER BY ts) AS r FROM readings", "PARTITION BY names columns", "lower"),

@@ -307,6 +307,9 @@ def _build_top(inputs: Inputs, out: Out) -> None:
     out("out", counts.top(2, by="n DESC, most", per="window_start", name="top"))
     sliding_counts = inputs.rows.group_by("k").window(sliding("10s", every="5s")).agg(name="top_slid", n="count(*)")
     starts = sliding_counts.select("k", "window_start AS since", "n % 3 AS n", name="top_since")
+    out("so_far", inputs.rows.select("k", "s", "x", name="top_x").top(2, by="x DESC", per="k", name="top_so_far"))
+    per_key = inputs.rows.group_by("k").agg(name="top_per_key", n="count(*)")
+    out("leaders", per_key.top(2, by="n DESC", name="top_leaders"))
     out("ranks", starts.top(2, by="n DESC", per="since", numbering="rank", name="top_ranks"))
 
 
@@ -326,6 +329,18 @@ def _same_as_duckdb(found: pl.DataFrame, query: str, rows: list[tuple[Any, ...]]
 
 
 def _check_top(found: Found, given: Given) -> None:
+    everything = [(k, s, x) for part in given.rows for k, _, x, _, s in part]
+    wanted: dict[Any, Any] = {}
+    for key in {row[0] for row in everything}:
+        mine = sorted(
+            (row for row in everything if row[0] == key), key=lambda row: (-row[2], row[1] is not None, row[1])
+        )
+        wanted |= {(key, place): (*row, place) for place, row in enumerate(mine[:2], 1)}
+    assert {(row[0], row[3]): row for row in found("so_far").drop("__op").rows()} == wanted
+    counts = Counter(row[0] for row in everything)
+    leaders = sorted(counts.items(), key=lambda item: (-item[1], item[0] is not None, item[0]))[:2]
+    newest = {row[2]: row for row in found("leaders").drop("__op").rows()}
+    assert newest == {place: (*leader, place) for place, leader in enumerate(leaders, 1)}
     rows = [(*row, watermark) for row, watermark in with_watermarks(given.of(0, 1, 2))]
     offset = int(START.timestamp()) % 10 + 1000  # some seconds are before the start
     starts = f"SELECT *, s - (s + {offset}) % {{every}} - {{before}} AS start FROM rows"
@@ -384,6 +399,20 @@ def _check_ewma(found: Found, given: Given) -> None:
     assert_frame_equal(found("by_age").sort(wanted.columns), wanted.sort(wanted.columns))
 
 
+def _build_distinct(inputs: Inputs, out: Out) -> None:
+    out("so_far", inputs.rows.select("k", "s", name="distinct_ks").distinct(name="distinct"))
+    timed = inputs.rows.select("k", "ts", name="distinct_kt").distinct(name="distinct_in_time")
+    out("in_time", timed)
+    out("late", timed.late)
+
+
+def _check_distinct(found: Found, given: Given) -> None:
+    # Without time no row is late.
+    assert Counter(found("so_far").rows()) == Counter({(row[0], row[4]) for part in given.rows for row in part})
+    assert Counter(found("in_time").rows()) == Counter({(row[0], at(row[1])) for row in given.in_time})
+    assert found("late").height == given.late
+
+
 def _build_over(inputs: Inputs, out: Out) -> None:
     rows = inputs.rows.select("k", "ts", "x", name="over_x").group_by("k")
     sums: dict[str, Any] = {"n": "count(*)", "s": "sum(x)", "top": "max(x)", "since": "first(x)"}
@@ -395,7 +424,7 @@ def _build_over(inputs: Inputs, out: Out) -> None:
 
 
 def _check_over(found: Found, given: Given) -> None:
-    rows = [(k, second, x, 0) for k, second, x, *_ in given.in_time]
+    rows = [(k, second, x, second) for k, second, x, *_ in given.in_time]  # none of them is late
     frames = {
         "three": "ROWS BETWEEN 2 PRECEDING AND CURRENT ROW",
         "recent": "RANGE BETWEEN 5 PRECEDING AND CURRENT ROW",
@@ -718,6 +747,7 @@ CASES = (
     Case(name="windows_of_windows", build=_build_windows_of_windows, check=_check_windows_of_windows),
     Case(name="top", build=_build_top, check=_check_top),
     Case(name="ewma", build=_build_ewma, check=_check_ewma),
+    Case(name="distinct", build=_build_distinct, check=_check_distinct),
     Case(name="over", build=_build_over, check=_check_over),
     Case(name="deduplicate", build=_build_deduplicate, check=_check_deduplicate),
     Case(name="match", build=_build_match, check=_check_match),

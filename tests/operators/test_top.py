@@ -1,4 +1,4 @@
-"""Top-N per window against a plain loop: whatever the batches, watermarks, barriers, restores and subtasks."""
+"""Top-N against a plain loop: whatever the batches, watermarks, barriers, restores and subtasks."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import math
 from collections import Counter
 from typing import Any, get_args
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.operators.subtasks import Row, Subtasks, bits, events_of, frame_of, rank
+from tests.operators.subtasks import Row, Subtasks, bits, events_of, frame_of, rank, restored
 
 from fordstone import FordstoneError, Pipeline, by_count, session, tumbling
 from fordstone.connectors import MemorySink, memory
 from fordstone.lang.schema import Schema
-from fordstone.operators.top import WindowTop
+from fordstone.operators.base import Emits, Moment
+from fordstone.operators.top import RunningTop, WindowTop
 from fordstone.plan import plan as p
-from fordstone.plan.stream_type import EventTime
+from fordstone.plan.stream_type import EventTime, StreamType
 from fordstone.state.memory import IN_MEMORY
 
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "x": "double", "i": "int"})
@@ -80,7 +82,13 @@ def source(**options: Any):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda rows: rows.top(3, by="x", per="k"), "per= has no column that gives the window of a row, such as ts"),
+        (lambda rows: rows.top(None, by="x", per="k"), r"never complete.*Add ts to per= for a ranking of each window"),
+        (lambda rows: rows.top(20_000, by="x", per="k"), "10,000 rows per key are the most"),
+        (lambda rows: rows.top(3, by="x", per="k", numbering="rank"), "each needs one of its own"),
+        (
+            lambda rows: rows.group_by("k").agg(n="count(*)").top(3, by="n", per="n"),
+            r"replace each other by \(k\).*not n",
+        ),
         (lambda rows: rows.top(0, by="x", per="ts"), r"top\(0\) must be at least 1"),
         (lambda rows: rows.top("3", by="x", per="ts"), r"top\('3'\) is not a whole number"),
         (lambda rows: rows.top(3, by=(), per="ts"), "by= names no order"),
@@ -89,7 +97,6 @@ def source(**options: Any):
         (lambda rows: rows.top(3, by="x", per=["ts", "y"]), "per: there is no column 'y'"),
         (lambda rows: rows.top(3, by="x", per="ts", column="x"), "there is a column 'x' already"),
         (lambda rows: rows.top(3, by="x", per="ts", numbering="ntile"), "numbering='ntile' must be one of"),
-        (lambda rows: rows.group_by("k").agg(n="count(*)").top(3, by="n"), "cannot take rows that replace each other"),
     ],
 )
 def test_what_cannot_be_ranked_is_refused_when_it_is_written(build, message):
@@ -97,9 +104,8 @@ def test_what_cannot_be_ranked_is_refused_when_it_is_written(build, message):
         build(source())
 
 
-def test_event_time_is_needed():
-    with pytest.raises(FordstoneError, match="needs event time"):
-        source(time=None).top(3, by="x", per="ts")
+def test_without_event_time_a_ranking_is_kept_up_to_date():
+    assert source(time=None).top(3, by="x", per="ts")._type.upsert_key == ("ts", "rank")
 
 
 def test_the_start_of_windows_of_one_length_gives_their_time_and_stays_it_when_the_end_is_dropped():
@@ -109,11 +115,17 @@ def test_the_start_of_windows_of_one_length_gives_their_time_and_stays_it_when_t
     )
 
 
+def test_explain_shows_the_start_of_windows_and_their_length_as_the_time():
+    counts = source().group_by("k").window(tumbling("10s")).agg(n="count(*)").select("n", "window_start")
+    counts.sink("out", memory(MemorySink()))
+    assert "window_start + 10s\n" in counts.pipeline.explain()
+
+
 @pytest.mark.parametrize("window", [session("10s"), by_count(3)])
 def test_windows_of_several_lengths_are_named_by_their_end(window):
     counts = source().group_by("k").window(window).agg(n="count(*)")
-    with pytest.raises(FordstoneError, match="such as window_end, so"):
-        counts.top(1, by="n", per="window_start")
+    assert counts.top(1, by="n", per="window_end")._type.upsert_key is None
+    assert counts.top(1, by="n", per="window_start")._type.upsert_key == ("window_start", "rank"), "never complete"
     assert counts.select("n", "window_start")._type.time is None
 
 
@@ -123,3 +135,83 @@ def test_explain_says_what_is_ranked_and_kept():
     text = top.pipeline.explain()
     assert "the first 3 of each window_start, by n DESC, k" in text
     assert "the rows that wait for time" in text
+
+
+# All rows so far.
+
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", None]),
+        st.integers(0, 4),
+        st.sampled_from([None, 1.0, 2.5, math.nan, 7.0]),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def running(*, replaced: bool, per: tuple[str, ...]) -> RunningTop:
+    top = p.Top(
+        name="top", input=p.Input("rows"), keys=per, n=2, by=(p.SortKey(sql="x", descending=True, nulls_first=False),)
+    )
+    schema = Schema.of({"k": "string", "id": "bigint", "x": "double"})
+    return RunningTop(top, StreamType(schema=schema, upsert_key=("k", "id") if replaced else None), state=IN_MEMORY)
+
+
+def latest(sink: dict[Any, Any], emits: Emits, per: tuple[str, ...]) -> None:
+    """What a sink that keeps one row per key has then. No change is emitted that changes nothing."""
+    for emit in emits:
+        for row in emit.frame.iter_rows(named=True):
+            op, place = row.pop("__op"), (*(row[name] for name in per), row["rank"])
+            shown_row = tuple(map(bits, row.values()))
+            assert sink.get(place) != shown_row or op == "delete"
+            if op == "delete":
+                del sink[place]
+            else:
+                sink[place] = shown_row
+
+
+@pytest.mark.parametrize("per", [("k",), ()])
+@pytest.mark.parametrize("replaced", [False, True])
+@given(epochs=st.lists(st.tuples(st.lists(changes, max_size=3), st.booleans()), max_size=6))
+def test_rankings_of_all_rows_so_far_are_kept_up_to_date(per, replaced, epochs):
+    operator = running(replaced=replaced, per=per)
+    sink: dict[Any, Any] = {}
+    rows: list[Row] = []
+    kept: dict[Any, Row] = {}
+    for batches, restarts in epochs:
+        for batch in batches:
+            schema = {"k": pl.String, "id": pl.Int64, "x": pl.Float64, "__op": pl.String}
+            given_rows = [(*row[:3], "delete" if replaced and row[3] else "upsert") for row in batch]
+            frame = pl.DataFrame(given_rows, schema=schema, orient="row")
+            assert not operator.on_batch(frame if replaced else frame.drop("__op"), late=False)
+            rows += [row[:3] for row in given_rows]
+            for k, number, x, op in given_rows:
+                kept.pop((k, number), None)
+                if op == "upsert":
+                    kept[k, number] = (k, number, x)
+        latest(sink, operator.on_barrier(Moment(now_us=1, before_us=0)), per)
+        if restarts:
+            operator = restored(operator, running(replaced=replaced, per=per), 0)
+        wanted = {}
+        competing = list(kept.values()) if replaced else rows
+        for group in {row[0] if per else None for row in competing}:
+            mine = sorted(
+                (row for row in competing if not per or row[0] == group),
+                key=lambda row: (_given((*row, None))[0], *map(rank, row)),
+            )
+            for place, row in enumerate(mine[:2], 1):
+                wanted[(group, place) if per else (place,)] = (*map(bits, row), place)
+        assert sink == wanted
+
+
+def test_the_first_of_rows_that_replace_each_other_change_with_them():
+    made = Pipeline("p")
+    rows = [{"k": key} for key in "aabbbc"]
+    found = MemorySink()
+    counts = made.source("rows", memory([rows]), schema={"k": "string"}).group_by("k").agg(n="count(*)")
+    counts.top(2, by="n DESC", column="place").sink("out", memory(found))
+    made.run(bounded=True)
+    assert sorted(found.rows().select("place", "k", "n").rows()) == [(1, "b", 3), (2, "a", 2)]
+    assert "all rows, because one that falls back lets another in" in made.explain()

@@ -248,6 +248,14 @@ class Stream:
         names = _key_names("deduplicate", keys)
         return self._add(p.Deduplicate(name=named, input=self._at, keys=names, within_us=span_us))
 
+    def distinct(self, *, name: str | None = None) -> Stream:
+        """Each row once, however often it comes: `readings.select("device", "site").distinct()`.
+
+        With event time a row is emitted once the watermark has passed it, and nothing is kept after that. Without, it is emitted when it
+        first comes, and every distinct row is kept for good. `deduplicate` drops repeats of a key within a time.
+        """
+        return self._add(p.Distinct(name=self._named("distinct", name), input=self._at, keys=tuple(self.schema)))
+
     def top(
         self,
         n: int | None,
@@ -258,10 +266,11 @@ class Stream:
         column: str = "rank",
         name: str | None = None,
     ) -> Stream:
-        """The first `n` rows of each window in an order: `top(3, by="n DESC", per="window_start")`.
+        """The first `n` rows of each window, or of each key so far, in an order: `top(3, by="n DESC", per="window_start")`.
 
         `by` is what ORDER BY takes. Rows that are equal in it are ordered by all their columns, so that results do not depend on
-        how rows came. `per` names the column of the window, and further columns that each have a ranking of their own. The number
+        how rows came. Each value of the columns `per` has a ranking of its own. If one of them gives the time of the rows, as `window_start` does,
+        rankings are final and emitted when their window has closed; else they are kept up to date, as upserts. The number
         of a row, from 1 on, is in `column`. `numbering="rank"` or `"dense_rank"` gives one number to rows that are equal in `by`.
         With `n=None` all rows are numbered.
         """

@@ -323,7 +323,9 @@ def time_text(time: EventTime | None) -> str:
     """Where rows carry their time."""
     if time is None:
         return "none"
-    return f"{time.column} + {human_us(time.shift_us)}" if time.shift_us > 0 else time.column
+    # The result of a window counts as its last instant: a microsecond, which is not shown.
+    shift_us = time.shift_us + (time.shift_us % 1000 == 999)  # noqa: PLR2004 - as above
+    return f"{time.column} + {human_us(shift_us)}" if shift_us > 0 else time.column
 
 
 def keys_text(keys: Sequence[str]) -> str:

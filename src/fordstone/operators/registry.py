@@ -7,6 +7,7 @@ from typing import Any, Final
 from fordstone.operators.aggregate.family import AggregateFamily, CombineFamily
 from fordstone.operators.base import Family, Operator, OperatorContext
 from fordstone.operators.deduplicate import DeduplicateFamily
+from fordstone.operators.distinct import DistinctFamily
 from fordstone.operators.endpoints import (
     ControlFamily,
     LoopFamily,
@@ -38,6 +39,7 @@ FAMILIES: Final[tuple[Family[Any], ...]] = (
     CombineFamily(),
     EwmaFamily(),
     DeduplicateFamily(),
+    DistinctFamily(),
     OverFamily(),
     TopFamily(),
     JoinFamily(),

@@ -342,6 +342,12 @@ class Deduplicate(KeyedByColumns, frozen=True, tag="deduplicate", kw_only=True):
     within_us: int
 
 
+class Distinct(KeyedByColumns, frozen=True, tag="distinct", kw_only=True):
+    """Each row once. The keys are all columns."""
+
+    input: Input
+
+
 class Over(KeyedByColumns, frozen=True, tag="over", kw_only=True):
     """The rows of each key in order of time, each with aggregates over a frame of rows up to it."""
 
@@ -546,7 +552,7 @@ class Sink(AnyStep, frozen=True, tag="sink", kw_only=True):
     """The other tier, if that is what reads the rows: then they are released when the epoch is sealed, those below their watermark with it."""
 
 
-KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Over | Top | Join | LookupLatest | Match | Process
+KeyedStep = Aggregate | Combine | Ewma | Deduplicate | Distinct | Over | Top | Join | LookupLatest | Match | Process
 """Steps whose rows are shuffled: those with `shuffles`."""
 TierStep = ToCenter | Control | ToEdges
 """Where the tiers meet: `planner.split` makes two plans without them, each for one engine."""

@@ -86,7 +86,13 @@ class _Builder:
         first, *others = [self._part(part, names, None) for part in query.parts]
         aligned = [self._aligned(first, other, part.at) for other, part in zip(others, query.parts[1:], strict=True)]
         with placed(self._text, query.parts[1].at):
-            return first.union(*aligned, name=name)
+            if not query.distinct:
+                return first.union(*aligned, name=name)
+            # What stands before the last UNION without ALL is made distinct with it, once.
+            last = max(query.distinct)
+            more = aligned[last:]
+            once = first.union(*aligned[:last]).distinct(name=None if more else name)
+            return once.union(*more, name=name) if more else once
 
     def _part(self, part: Select | Query, names: Names, name: str | None, bounds: RankBounds | None = None) -> Stream:
         if isinstance(part, Query):
@@ -217,6 +223,15 @@ class _Builder:
     # SELECT
 
     def _select(self, select: Select, names: Names, name: str | None, bounds: RankBounds) -> Stream:
+        if not select.distinct:
+            return self._selected(select, names, name, bounds)
+        if select.limited is not None:
+            raise self._fail("DISTINCT with LIMIT is not supported. Write the query with DISTINCT in FROM.", select.at)
+        stream = self._selected(select, names, None, bounds)
+        with placed(self._text, select.at):
+            return stream.distinct(name=name)
+
+    def _selected(self, select: Select, names: Names, name: str | None, bounds: RankBounds) -> Stream:
         wanted = None if select.where is None or select.joins else rank_bounds(select.where.tree)
         stream, scope, windowed = self._from(select, names, wanted)
         if wanted is not None and wanted.used:

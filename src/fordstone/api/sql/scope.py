@@ -250,6 +250,11 @@ def _check_time(call: WindowCall, stream: Stream, scope: Scope) -> None:
             "another time at the source.",
             call.time.at,
         )
+    if time.column == WINDOW_START and time.shift_us > 0:
+        raise scope.fail(
+            "windows of windows go by the end of these. Keep window_end in SELECT of the query below, and write it here.",
+            call.time.at,
+        )
     # A window's result counts as its last instant; a user does not write that out.
     if shift_us != time.shift_us and (shift_us, time.shift_us) != (0, -1):
         written = (

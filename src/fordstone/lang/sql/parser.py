@@ -61,9 +61,6 @@ NO_SORTING: Final = f"ORDER BY is not supported here: {_SORTED}"
 NO_LIMIT: Final = (
     "LIMIT is not supported here: a stream has no end. Take as many rows as you need where you read the result."
 )
-_NO_DISTINCT: Final = (
-    "Use GROUP BY with these columns and a window, or Stream.deduplicate for the first row of each key within a time."
-)
 _REFUSED_CLAUSES: Final = {
     "SORT BY": _SORTED,
     "CLUSTER BY": _SORTED,
@@ -77,8 +74,8 @@ _REFUSED_CLAUSES: Final = {
     "UNPIVOT": "write a SELECT for each column, and UNION ALL.",
     "TABLESAMPLE": "filter by a hash of a column instead: WHERE abs(hash(id)) % 10 = 0.",
     "FOR": "a table is joined as it is, and a control table as it was when the epoch began: leave FOR SYSTEM_TIME out.",
-    "EXCEPT": "only UNION ALL is.",
-    "MINUS": "only UNION ALL is.",
+    "EXCEPT": "only UNION is.",
+    "MINUS": "only UNION is.",
     "INTERSECT": "join the two streams within a time instead: JOIN ... ON.",
     "INTO": "use stream.sink(...) on what the query gives.",
 }
@@ -619,13 +616,13 @@ def _query(tokens: Tokens, depth: int) -> Query:
             raise tokens.fail("WITH RECURSIVE is not supported. Use Stream.iterate for loops.")
         named = tokens.listed(lambda: _named_query(tokens, depth))
     parts: list[Select | Query] = [_part(tokens, depth)]
-    while tokens.sees("UNION"):
-        place = tokens.place
-        tokens.take("UNION")
+    distinct: set[int] = set()
+    while tokens.take("UNION"):
         if not tokens.take("ALL"):
-            raise tokens.fail(f"UNION without ALL is not supported. {_NO_DISTINCT}", place)
+            tokens.take("DISTINCT")
+            distinct.add(len(parts))
         if tokens.sees("BY"):
-            raise tokens.fail("UNION ALL BY NAME is not supported. List the columns in the same order.")
+            raise tokens.fail("UNION BY NAME is not supported. List the columns in the same order.")
         parts.append(_part(tokens, depth))
     limited = _limited(tokens)
     if tokens.word() in _REFUSED_CLAUSES:
@@ -635,7 +632,7 @@ def _query(tokens: Tokens, depth: int) -> Query:
         if others or isinstance(first, Query):
             raise tokens.fail(NO_SORTING if limited.order else NO_LIMIT, limited.at)
         parts = [replace(first, limited=limited)]
-    return Query(parts=tuple(parts), named=named, at=at)
+    return Query(parts=tuple(parts), distinct=frozenset(distinct), named=named, at=at)
 
 
 def _named_query(tokens: Tokens, depth: int) -> tuple[Name, Query]:
@@ -659,9 +656,15 @@ def _part(tokens: Tokens, depth: int) -> Select | Query:
 def _select(tokens: Tokens, depth: int) -> Select:
     at = tokens.place
     tokens.need("SELECT")
-    if tokens.sees("DISTINCT") and tokens.word(1) not in {",", "FROM", ""}:
-        raise tokens.fail(f"SELECT DISTINCT is not supported. {_NO_DISTINCT}")
-    tokens.take("ALL")
+    distinct = tokens.sees("DISTINCT") and tokens.word(1) not in {",", "FROM", ""}
+    if distinct:
+        tokens.take("DISTINCT")
+        if tokens.sees("ON", "("):
+            raise tokens.fail(
+                "DISTINCT ON is not supported. Use ROW_NUMBER() OVER (...), and WHERE in a query outside."
+            )
+    else:
+        tokens.take("ALL")
     items = tokens.listed(lambda: _item(tokens))
     if not tokens.take("FROM"):
         if tokens.over() or tokens.word() in {")", "UNION", ";"}:
@@ -677,8 +680,15 @@ def _select(tokens: Tokens, depth: int) -> Select:
     if tokens.word() in _REFUSED_CLAUSES:
         _refuse_clause(tokens)
     return Select(
-        items=items, table=table, joins=tuple(joins), where=where, group=group, having=having, at=at
-    )  # fmt: skip
+        items=items,
+        table=table,
+        joins=tuple(joins),
+        where=where,
+        group=group,
+        having=having,
+        distinct=distinct,
+        at=at,
+    )
 
 
 def _item(tokens: Tokens) -> Expr | Star:

@@ -223,6 +223,7 @@ class Select:
     group: tuple[Expr, ...] | None = None
     having: Expr | None = None
     limited: Limited | None = None
+    distinct: bool = False
     at: int
 
 
@@ -231,5 +232,7 @@ class Query:
     """SELECTs united, with the queries that WITH names before them."""
 
     parts: tuple[Select | Query, ...]
+    distinct: frozenset[int] = frozenset()
+    """Which of `parts`, with all before them, are united without ALL: equal rows become one."""
     named: tuple[tuple[Name, Query], ...] = field(default=())
     at: int
