@@ -20,9 +20,11 @@ from tests.waiting import until
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, MemorySource, files, memory, rows
+from fordstone.connectors.files.settings import FileOptions, FileSettings
 from fordstone.edge.config import RunConfig, RunOptions
 from fordstone.errors import ConfigError, SinkError, TaskError
 from fordstone.protocol.retry import RestartPolicy
+from fordstone.spark.config import SparkConfig, SparkOptions
 
 SCHEMA = {"device": "string", "n": "bigint"}
 ONCE = RestartPolicy(failures_max=0)
@@ -257,8 +259,10 @@ def test_the_end_of_the_process_stops_what_still_runs(tmp_path: Path):
 # Options.
 
 
-def test_the_options_of_run_are_those_of_the_configuration():
+def test_options_that_complete_are_those_that_there_are():
     assert set(RunOptions.__annotations__) == {field.name for field in fields(RunConfig)}
+    assert set(SparkOptions.__annotations__) == {field.name for field in fields(SparkConfig)}
+    assert {"path", "format", *FileOptions.__annotations__} == set(FileSettings.__struct_fields__)
 
 
 def test_options_are_checked_when_a_run_is_started():

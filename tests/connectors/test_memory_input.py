@@ -102,6 +102,10 @@ def test_what_cannot_be_read_is_refused_at_once(given: object, says: str):
         ([{"n": 1, "nam": "a"}], "source rows: no row has the column 'name'. Did you mean 'nam'?"),
         ([{"n": 1}], "source rows: no row has the column 'name'. The rows have: n."),
         (pl.DataFrame({"x": [1]}), "source rows: no row has the column 'n'. The rows have: x."),
+        (
+            pl.DataFrame({"n": ["one"], "name": ["a"]}),
+            "source rows: memory source: a frame does not have the declared types",
+        ),
         ([(1, "a", True)], r"source rows: the row \(1, 'a', True\) has 3 values, and the schema 2 columns"),
     ],
 )

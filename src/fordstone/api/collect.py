@@ -5,6 +5,7 @@ Other sinks of the pipeline are not part of such a run.
 
 from __future__ import annotations
 
+import msgspec
 import polars as pl
 
 from fordstone.api.graph import Graph
@@ -14,7 +15,6 @@ from fordstone.connectors.memory import MemorySink, memory
 from fordstone.edge.config import RunConfig
 from fordstone.errors import FordstoneError
 from fordstone.plan import plan as p
-from fordstone.plan.ids import free_name
 from fordstone.protocol.progress import Progress
 from fordstone.runtime.signals import Signals
 
@@ -25,7 +25,9 @@ HEAD_INTERVAL = "100ms"
 def collect(graph: Graph, at: p.Input, *, nodes: int | None, parallelism: int, rows_max: int | None) -> pl.DataFrame:
     """The rows of one stream; of an upsert stream the newest of each key. Stop when there are `rows_max` rows."""
     found = MemorySink()
-    plan = _part_of(graph.draft(), at, found)
+    part = graph.part_of(at)
+    sink = p.Sink(name=graph.name_for("collect", None), input=at, connector=memory(found))
+    plan = msgspec.structs.replace(part, steps=(*part.steps, sink))
     upserts = graph.types[at].upsert_key is not None
     config = RunConfig(bounded=True, parallelism=parallelism, interval="1s" if rows_max is None else HEAD_INTERVAL)
 
@@ -47,29 +49,3 @@ def collect(graph: Graph, at: p.Input, *, nodes: int | None, parallelism: int, r
         raise KeyboardInterrupt
     rows = found.latest()
     return rows if rows_max is None else rows.head(rows_max)
-
-
-def _part_of(plan: p.Plan, at: p.Input, found: MemorySink) -> p.Plan:
-    """The steps that a stream comes from, and a sink for it. What writes a control table that they read is among them."""
-    steps = {step.name: step for step in plan.steps}
-    writers = {step.control: step.name for step in plan.steps if isinstance(step, p.ToEdges)}
-    needed: set[str] = set()
-    open_names = [at.step]
-    while open_names:
-        name = open_names.pop()
-        if name in needed:
-            continue
-        needed.add(name)
-        step = steps[name]
-        open_names += [stream.step for stream in step.inputs]
-        if isinstance(step, p.Loop):
-            open_names.append(step.feedback.step)
-        if name in writers:
-            open_names.append(writers[name])
-    sink = p.Sink(name=free_name("collect", set(steps)), input=at, connector=memory(found))
-    return p.Plan(
-        pipeline=plan.pipeline,
-        guarantee=plan.guarantee,
-        mode=plan.mode,
-        steps=(*(step for step in plan.steps if step.name in needed), sink),
-    )

@@ -86,6 +86,26 @@ class Graph:
             )
         return draft
 
+    def part_of(self, at: p.Input) -> p.Plan:
+        """The plan of the steps that a stream comes from. What writes a control table that they read is among them."""
+        steps = {step.name: step for step in self.steps}
+        writers = {step.control: step.name for step in self.steps if isinstance(step, p.ToEdges)}
+        needed: set[str] = set()
+        names = [at.step]
+        while names:
+            name = names.pop()
+            if name in needed:
+                continue
+            needed.add(name)
+            step = steps[name]
+            names += [stream.step for stream in step.inputs]
+            if isinstance(step, p.Loop):
+                names.append(step.feedback.step)
+            if name in writers:
+                names.append(writers[name])
+        draft = self.draft()
+        return msgspec.structs.replace(draft, steps=tuple(step for step in draft.steps if step.name in needed))
+
     def add(self, step: p.Step) -> p.Input:
         """Check a step, take it in, and return its output. Raises and changes nothing if it may not stand there."""
         if any(known.name == step.name for known in self.steps):

@@ -18,6 +18,7 @@ from fordstone.lang.choices import check_word
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
 from fordstone.plan.ids import checked_name
+from fordstone.planner.picture import picture
 
 if TYPE_CHECKING:
     from fordstone.edge.config import RunConfig, RunOptions
@@ -169,6 +170,17 @@ class Pipeline:
         from fordstone.planner.explain import explain  # noqa: PLC0415 - running is above declaring
 
         return explain(self.plan(), format=format)
+
+    def __repr__(self) -> str:
+        steps = self._graph.steps
+        ends = [step.name for step in steps if isinstance(step, p.Sink)]
+        starts = [step.name for step in steps if isinstance(step, p.Source)]
+        ways = f"{', '.join(starts) or 'no source'} → {', '.join(ends) or 'no sink'}"
+        return f"Pipeline({self.name}: {ways}; {len(steps)} step{'' if len(steps) == 1 else 's'})"
+
+    def _repr_html_(self) -> str:
+        """The steps as a picture, in a notebook."""
+        return f"<div><div><b>pipeline {self.name}</b></div>{picture(self._graph.draft(), self._graph.types)}</div>"
 
     def run(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from html import escape
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 import polars as pl
@@ -34,6 +35,7 @@ from fordstone.operators.with_time import parse_time
 from fordstone.plan import plan as p
 from fordstone.plan.ids import checked_name
 from fordstone.plan.stream_type import StreamType, shown
+from fordstone.planner.picture import picture
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
@@ -570,6 +572,14 @@ class Stream:
     def __repr__(self) -> str:
         return f"Stream({self.name}: {shown(self.schema)})"
 
+    def _repr_html_(self) -> str:
+        """The columns, and the steps that the stream comes from as a picture, in a notebook."""
+        columns = "".join(
+            f"<tr><td>{escape(name)}</td><td>{escape(str(kind))}</td></tr>" for name, kind in self.schema.items()
+        )
+        drawn = picture(self._graph.part_of(self._at), self._graph.types, marked=self._at.step)
+        return f"<div><b>stream {escape(self.name)}</b><table>{columns}</table>{drawn}</div>"
+
 
 class Grouped:
     """Rows of one key together, waiting to be aggregated."""
@@ -589,6 +599,10 @@ class Grouped:
         self._window = window
         self._early = early
         self._allowed_lateness = allowed_lateness
+
+    def __repr__(self) -> str:
+        window = "" if self._window is None else f", {type(self._window).__name__.lower()} window"
+        return f"Grouped({self._stream.name} by {', '.join(self._keys) or 'nothing'}{window})"
 
     def window(
         self,

@@ -222,6 +222,9 @@ class MemorySource:
             if names and name not in names:
                 hint = did_you_mean(name, names) or f"The rows have: {', '.join(map(str, names))}."
                 raise SchemaError(f"no row has the column {name!r}. {hint}")
+        for rows in found:
+            if isinstance(rows, pl.DataFrame):
+                _fitted(rows, schema)
 
     def add_partition(self) -> int:
         """Begin another partition and give its number."""
@@ -247,6 +250,11 @@ class MemorySource:
     def partition_count(self) -> int:
         with self._lock:
             return len(self._pieces)
+
+    def row_count(self) -> int:
+        """The number of rows of all partitions now."""
+        with self._lock:
+            return sum(len(rows) for pieces in self._pieces for rows in pieces)
 
     def pieces(self, partition: int, first: int) -> tuple[list[Rows], bool]:
         """What was appended from the `first`-th piece on, and whether the partition has ended."""
@@ -514,7 +522,7 @@ def _fitted(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
         return frame.select(columns).cast(schema.polars)
     except pl.exceptions.PolarsError as error:
         raise SchemaError(
-            f"memory source: a frame does not have the declared types: {str(error).partition(chr(10))[0]}."
+            f"memory source: a frame does not have the declared types: {str(error).partition(chr(10))[0].rstrip('.')}."
         ) from error
 
 

@@ -363,6 +363,9 @@ class Schema(Mapping[str, DataType]):
     def empty(self) -> pl.DataFrame:
         return pl.DataFrame(schema=self.polars)
 
+    def __repr__(self) -> str:
+        return f"Schema({', '.join(f'{name} {kind}' for name, kind in self.columns)})"
+
     def __getitem__(self, name: str) -> DataType:
         for column, kind in self.columns:
             if column == name:

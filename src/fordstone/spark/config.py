@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from fordstone.errors import ConfigError
 from fordstone.lang.duration import positive_us
 from fordstone.plan.ids import KEY_GROUPS, checked_name
+
+
+class SparkOptions(TypedDict, total=False):
+    """The fields of `SparkConfig`, as keyword arguments."""
+
+    state: str | Path
+    bounded: bool
+    available_now: bool
+    fresh: bool
+    interval: str
+    shards: int | None
+    rows_max: int
+    batch_rows: int
+    from_checkpoint: str | None
+    node: str
+    allow_new_state: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

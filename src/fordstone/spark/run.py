@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Final, Literal, NoReturn, Unpack
 
 from msgspec.structs import replace
 
@@ -34,7 +34,7 @@ from fordstone.protocol.retry import RestartAfter, RestartPolicy, Stop, decide_r
 from fordstone.runtime.fresh import set_aside, to_set_aside
 from fordstone.runtime.partition import lateness_of
 from fordstone.runtime.signals import Signals
-from fordstone.spark.config import SparkConfig
+from fordstone.spark.config import SparkConfig, SparkOptions
 from fordstone.spark.hosted.plan_batches import partition_watermark_us
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
 from fordstone.spark.session.session import describe_failure, java_gone, session
@@ -66,7 +66,7 @@ def run(
     spark: SparkSession | None = None,
     config: SparkConfig | None = None,
     hub: HubAddress | str | None = None,
-    **options: Any,
+    **options: Unpack[SparkOptions],
 ) -> Report:
     """Run a pipeline on Spark, in a given session or one of our own, until bounded input ends or the process gets a signal to stop.
 

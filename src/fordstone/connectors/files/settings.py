@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal, TypedDict, Unpack
 
 import msgspec
 
@@ -100,7 +100,19 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
 
 
-def files(path: str, format: str | None = None, **options: Any) -> ConnectorSpec:  # noqa: A002 - the word that people look for
+class FileOptions(TypedDict, total=False):
+    """The fields of `FileSettings` beside path and format, as keyword arguments."""
+
+    delimiter: str | None
+    header: bool
+    time_unit: Literal["s", "ms", "us"]
+    series: str
+    line_bytes_max: int
+    compression: Literal["zstd", "lz4", "none"]
+    sync: bool
+
+
+def files(path: str, format: str | None = None, **options: Unpack[FileOptions]) -> ConnectorSpec:  # noqa: A002 - the word that people look for
     """Files on a local disk, or at a URL that fsspec opens: `s3://bucket/in/*.parquet`.
 
     As a source, `path` is a file or a pattern (`"in/*.jsonl"`, `"in/**/*.csv"`) and the format follows from each file's
