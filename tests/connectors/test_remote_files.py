@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from collections.abc import Iterable, Iterator
 from itertools import count
@@ -137,6 +138,19 @@ def test_bounded_input_without_a_file_is_an_error(url: str) -> None:
     source = open_source(files(f"{url}/in/*.jsonl"), SourceOptions(schema=Schema.of(SCHEMA), bounded=True))
     with pytest.raises(SourceError, match="no file matches"):
         source.partitions()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_column_that_the_first_file_lacks_is_an_error_that_names_its_url(url: str, ending: str) -> None:
+    frame, data = pl.DataFrame({"n": [1], "tz": ["2026-01-01"]}), io.BytesIO()
+    frame.write_ndjson(data) if ending == "jsonl" else frame.write_parquet(data)
+    put(f"{url}/in/a.{ending}", data.getvalue())
+    pipeline = Pipeline("remote")
+    with pytest.raises(ConfigError, match='"n": "bigint"'):
+        pipeline.source("look", files(f"{url}/in/*.{ending}"))
+    source = pipeline.source("src", files(f"{url}/in/*.{ending}"), schema=SCHEMA)
+    with pytest.raises(SourceError, match=f"{url}/in/a.{ending}: no row has column 'ts'"):
+        source.collect()
 
 
 def test_an_epoch_is_released_once_and_never_changes(url: str) -> None:
