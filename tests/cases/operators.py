@@ -283,6 +283,43 @@ def _check_rates(found: Found, given: Given) -> None:
     assert found("tumbling")["n"].sum() == len(in_windows(given.rows, 10)[0])
 
 
+def _as_it_is(row: dict[str, Any]) -> dict[str, Any]:
+    return row
+
+
+def _alone(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield row
+
+
+def _all_of_it(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame
+
+
+def _build_carried(inputs: Inputs, out: Out) -> None:
+    """Rows below their watermark keep it through every step that looks at each row alone."""
+    rows, table = inputs.rows, files(str(inputs.root / "sites.csv"))
+    ways = {
+        "select": rows.select("ts", "k", "x + 1 AS x", name="carried_select"),
+        "map": rows.map(_as_it_is, name="carried_map"),
+        "flat_map": rows.flat_map(_alone, name="carried_flat_map"),
+        "map_batches": rows.map_batches(_all_of_it, name="carried_map_batches"),
+        "explode": rows.flat_map("split('one', ' ') AS one", name="carried_explode"),
+        "union": rows.filter("x > 9", name="carried_more").union(rows.filter("x <= 9"), name="carried_union"),
+        "lookup": rows.lookup(table, on={"k": "id"}, schema={"id": "string", "site": "string"}, name="carried_lookup"),
+    }
+    for way, stream in ways.items():
+        out(way, stream.group_by("k").window(tumbling("5s")).agg(name=f"carried_{way}_windows", n="count(*)"))
+
+
+def _check_carried(found: Found, given: Given) -> None:
+    kept, late = in_windows(given.of(0, 1), 5)
+    assert late > 0
+    wanted = Counter((k, at(second).timestamp() // 5 * 5) for k, second in kept)
+    for way in ("select", "map", "flat_map", "map_batches", "explode", "union", "lookup"):
+        windows = found(way).select("k", "window_start", "n").iter_rows()
+        assert {(k, start.timestamp()): n for k, start, n in windows} == wanted, way
+
+
 def _build_windows_of_windows(inputs: Inputs, out: Out) -> None:
     visits = inputs.rows.group_by("k").window(session("2s")).agg(name="visits", rows="count(*)")
     packs = visits.group_by("k").window(by_count(2, every=2)).agg(name="packs", rows="sum(rows)")
@@ -744,6 +781,7 @@ CASES = (
     _unaligned("packs_of_rows", by_count(SIZE, every=EVERY), _packs),
     Case(name="aggregates", build=_build_aggregates, check=_check_aggregates),
     Case(name="rates", build=_build_rates, check=_check_rates),
+    Case(name="carried", build=_build_carried, check=_check_carried),
     Case(name="windows_of_windows", build=_build_windows_of_windows, check=_check_windows_of_windows),
     Case(name="top", build=_build_top, check=_check_top),
     Case(name="ewma", build=_build_ewma, check=_check_ewma),
