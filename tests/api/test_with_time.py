@@ -138,6 +138,13 @@ def test_a_source_that_has_a_time_takes_no_other(pipeline: Pipeline):
         rows.select("k", "t").with_time("to_timestamp(t)")
 
 
+@pytest.mark.parametrize("option", [{"lateness": "5s"}, {"idle_after": "1m"}])
+def test_options_about_the_time_are_given_where_it_is_assigned(pipeline: Pipeline, option: dict[str, str]):
+    rows = pipeline.source("rows", files("in/*.jsonl"), schema=SCHEMA, **option)  # type: ignore[arg-type]  # one of several
+    with pytest.raises(PipelineError, match=r"source rows has lateness= or idle_after=, .* Give them to with_time"):
+        rows.with_time("to_timestamp(t)")
+
+
 def test_what_was_refused_leaves_the_source_as_it_was(rows: Stream):
     with pytest.raises(PipelineError, match="two steps are named 'same'"):
         rows.filter("k = 'a'", name="same").with_time("to_timestamp(t)", name="same")

@@ -126,6 +126,11 @@ class Graph:
         derive(step, self.types)  # what is wrong with the stream is said before what is wrong with its source
         with self.unchanged_on_error():
             source = source_of(step, self.draft(step))
+            if source.lateness_us or source.idle_after_us is not None:
+                raise PipelineError(
+                    f"step {step.name}: source {source.name} has lateness= or idle_after=, which are about its time, and its time is "
+                    "assigned here. Give them to with_time."
+                )
             timed = msgspec.structs.replace(
                 source,
                 timed_by=step.name,

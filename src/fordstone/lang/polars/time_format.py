@@ -30,8 +30,6 @@ _OFFSETS: Final = {
 }
 _DIGITS_MAX: Final = 18
 """What fits 64 bits."""
-_FIXED_COUNTS: Final = {"y": (2, 4), **dict.fromkeys("MdHhKkms", (2,))}
-"""How often a letter stands where it reads that number of digits and nothing else."""
 _SHORT: Final = 3
 _PIVOT: Final = 2000
 _ZERO: Final = pl.lit(0, dtype=pl.Int64())
@@ -68,45 +66,14 @@ def read_timestamp_as(parts: tuple[Part, ...], text: pl.Expr) -> pl.Expr:
         )
         return pl.when(groups.struct.field("all").is_not_null()).then(found)
 
-    return stamp(let(numbers, groups=_groups(parts, text)).cast(pl.Int64, strict=False))
+    # `all` is the whole text, and null where it does not fit: a field that is null may only be missing.
+    found = let(numbers, groups=text.str.extract_groups(f"(?s)^(?P<all>{_regex(parts)})$"))
+    return stamp(found.cast(pl.Int64, strict=False))
 
 
 def read_date_as(parts: tuple[Part, ...], text: pl.Expr) -> pl.Expr:
     """Text as a date by a pattern: the day in UTC of the timestamp that it is."""
     return timestamp_to_date(read_timestamp_as(parts, text))
-
-
-def _groups(parts: tuple[Part, ...], text: pl.Expr) -> pl.Expr:
-    """The fields of each text as a struct, and the text itself as `all`; nulls where it does not fit."""
-    pattern, places = f"(?s)^(?P<all>{_regex(parts)})$", _places(parts)
-    if places is None:
-        return text.str.extract_groups(pattern)
-
-    def either(text: pl.Expr, plain: pl.Expr) -> pl.Expr:
-        # Cut up by position, which is faster than by pattern. What is left are years with a sign.
-        cut = [text.str.slice(*place).alias(name) for name, place in places.items()]
-        groups = pl.when(~plain).then(text).str.extract_groups(pattern)
-        return pl.when(plain).then(pl.struct(text.alias("all"), *cut)).otherwise(groups)
-
-    def known(text: pl.Expr) -> pl.Expr:
-        return let(either, text=text, plain=text.str.contains(f"(?s)^{_regex(parts, signs=False)}$"))
-
-    return let(known, text=text)
-
-
-def _places(parts: tuple[Part, ...]) -> dict[str, tuple[int, int]] | None:
-    """Where each field stands and its width, if all have a fixed one."""
-    places: dict[str, tuple[int, int]] = {}
-    at = 0
-    for part in parts:
-        if isinstance(part, Text):
-            at += len(part.text)
-        elif isinstance(part, Field) and part.count in _FIXED_COUNTS.get(part.letter, ()):
-            places[_name(part)] = (at, part.count)
-            at += part.count
-        else:
-            return None
-    return places
 
 
 Number = Callable[[str, int], pl.Expr]
@@ -164,19 +131,16 @@ def _offset_seconds(text: pl.Expr) -> pl.Expr:
     return let(counted, digits=digits, negative=text.str.starts_with("-").fill_null(value=False))
 
 
-def _regex(parts: tuple[Part, ...], *, signs: bool = True) -> str:
-    """`signs` False: without groups, and without the years that have a sign."""
-    return "".join(_part_regex(part, signs=signs) for part in parts)
+def _regex(parts: tuple[Part, ...]) -> str:
+    return "".join(map(_part_regex, parts))
 
 
-def _part_regex(part: Part, *, signs: bool) -> str:
+def _part_regex(part: Part) -> str:
     match part:
         case Maybe():
             return f"(?:{_regex(part.parts)})?"
         case Text():
             return f"(?i:{re.escape(part.text)})" if part.text.upper() != part.text.lower() else re.escape(part.text)
-        case Field() if not signs:
-            return f"[0-9]{{{part.count}}}"
         case Field():
             return f"(?P<{_name(part)}>{_field_regex(part)})"
 
