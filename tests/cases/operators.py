@@ -764,6 +764,32 @@ def _counted(records: list[dict[str, Any]]) -> Counter[str]:
     return Counter(repr(sorted(record.items())) for record in records)
 
 
+LARGEST = 10**38 - 1
+
+
+def _build_decimals(inputs: Inputs, out: Out) -> None:
+    wide = f"CASE WHEN x > 48 THEN {LARGEST} ELSE CAST(x AS DECIMAL(38,0)) END AS d"
+    made = inputs.rows.select("k", "ts", "x", wide, "CAST(x AS DECIMAL(5,2)) AS e", name="decimals")
+    sums = made.group_by("k").window(tumbling("10s")).agg(name="decimal_sums", d="sum(d)", e="sum(e)")
+    out("windows", sums)
+    out("late", sums.late)
+
+
+def _check_decimals(found: Found, given: Given) -> None:
+    late = Counter(found("late").select("k", "ts", "x").iter_rows())
+    rows = Counter((k, at(second), x) for part in given.rows for k, second, x, _, _ in part) - late
+    sums: dict[Any, list[float]] = {}
+    for k, time, x in rows.elements():
+        sums.setdefault((k, time.replace(second=time.second // 10 * 10)), []).append(x)
+    wanted = {}
+    for window, values in sums.items():
+        total = sum(LARGEST if x > 48 else int(x) for x in values)
+        wanted[window] = (None if total > LARGEST else total, int(sum(values)))
+    assert {None} < {total for total, _ in wanted.values()}
+    results = found("windows").select("k", "window_start", "d", "e").iter_rows()
+    assert {(k, start): (d, e) for k, start, d, e in results} == wanted
+
+
 CASES = (
     Case(name="failing", build=_build_failing, check=_check_failing),
     _slid(6, 6, 0, windowing.AGGREGATES),
@@ -799,6 +825,7 @@ CASES = (
     Case(name="with_time", build=_build_with_time, check=_check_with_time),
     Case(name="lookup", build=_build_lookup, check=_check_lookup),
     Case(name="nested", build=_build_nested, check=_check_nested),
+    Case(name="decimals", build=_build_decimals, check=_check_decimals),
 )
 
 

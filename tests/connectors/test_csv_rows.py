@@ -188,6 +188,7 @@ def test_types_are_read_from_text(tmp_path: Path) -> None:
         ("double", "1e999"),
         ("float", "1e39"),
         ("decimal(4,2)", "100"),
+        ("decimal(4,2)", "99.995"),
         ("date", "1.1.2026"),
     ],
 )

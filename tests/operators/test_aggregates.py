@@ -223,16 +223,17 @@ def test_the_table_says_of_each_aggregate_whether_its_parts_subtract(text: str) 
     partials = partials_of({"r": text})
     assert call.argument is not None
     assert call.declared is not None
-    exact = call.argument.type.is_integer or call.argument.type.name == "decimal"
+    # The sum of wide decimals has a sum of doubles beside it, to notice that it does not fit.
+    exact = call.argument.type.is_integer or (call.argument.type.name == "decimal" and call.type.precision < 38)
     assert partials.invertible is {"always": True, "exact": exact, "never": False}[call.declared.invertible]
 
 
 def test_parts_that_are_invertible_give_rows_back_exactly() -> None:
-    partials = partials_of({"c": "count(x)", "s": "sum(n)", "d": "sum(d)"})
+    partials = partials_of({"c": "count(x)", "s": "sum(n)", "d": "sum(CAST(d AS DECIMAL(27,2)))"})
     assert partials.invertible
     rng = Random(1)
     rows = [
-        dict.fromkeys(SCHEMA) | {"k": 1, "ts": START, "n": rng.randint(-(2**62), 2**62), "d": Decimal(rng.randint(0, 10**30)) / 100, "x": 0.1}
+        dict.fromkeys(SCHEMA) | {"k": 1, "ts": START, "n": rng.randint(-(2**62), 2**62), "d": Decimal(rng.randint(0, 10**26)) / 100, "x": 0.1}
         for _ in range(20)
     ]  # fmt: skip
     whole, left = partials.of_rows(frame_of(rows)), partials.of_rows(frame_of(rows[:7]))

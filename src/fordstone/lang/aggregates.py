@@ -165,7 +165,7 @@ AGGREGATES: Final[dict[str, AggregateFunction]] = {
         ),
         AggregateFunction(
             name="sum", signature="sum(x)", accepts=_sum, example="sum(1)", invertible="exact",
-            about="The sum; null if all are null. Integers sum to a bigint and wrap, decimals gain ten digits.",
+            about="The sum; null if all are null. Integers sum to a bigint and wrap; decimals gain ten digits, up to 38, and a sum beyond is null.",
         ),
         AggregateFunction(
             name="mean", signature="avg(x)", accepts=_mean, example="avg(1)",

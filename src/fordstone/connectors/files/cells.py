@@ -20,6 +20,7 @@ import numpy.typing as npt
 import polars as pl
 
 from fordstone.errors import SchemaError
+from fordstone.lang.polars.numbers import to_decimal
 from fordstone.lang.schema import DataType, Schema
 from fordstone.protocol.time_unit import describe_unit, wrong_unit
 
@@ -409,6 +410,14 @@ def _cast(given: pl.Series, kind: DataType) -> pl.Series:
     return given.cast(kind.polars, strict=False)
 
 
+def _decimal(given: pl.Series, kind: DataType) -> pl.Series:
+    """Digits after the point that do not fit are rounded half up, as Spark's readers do; a number that is too large does not fit."""
+    exact = f"^[+-]?[0-9]{{1,{kind.precision - kind.scale}}}(?:\\.[0-9]{{0,{kind.scale}}})?$"
+    if kind.precision > kind.scale and given.str.contains(exact).all():
+        return _cast(given, kind)
+    return given.to_frame().select(to_decimal(pl.first(), kind).alias(given.name)).to_series()
+
+
 def _base64(given: pl.Series, kind: DataType) -> pl.Series:
     del kind
     return given.str.decode("base64", strict=False)
@@ -428,7 +437,7 @@ def _csv_boolean(given: pl.Series, kind: DataType) -> pl.Series:
 
 _JSON: Final[dict[str, _Convert]] = {
     "date": _dates,
-    "decimal": _cast,
+    "decimal": _decimal,
     "binary": _base64,
     "float": _json_float,
     "tinyint": _cast,
@@ -439,5 +448,6 @@ _CSV: Final[dict[str, _Convert]] = {
     "binary": _base64,
     "boolean": _csv_boolean,
     **dict.fromkeys(("float", "double"), _csv_float),
-    **dict.fromkeys(("decimal", "tinyint", "smallint", "int", "bigint"), _cast),
+    "decimal": _decimal,
+    **dict.fromkeys(("tinyint", "smallint", "int", "bigint"), _cast),
 }

@@ -17,6 +17,7 @@ from fordstone.connectors.base import Chunk, Reader, Rejected
 from fordstone.connectors.files.bytes import Mark, unreadable
 from fordstone.connectors.files.cells import lost_values
 from fordstone.errors import SourceError
+from fordstone.lang.polars import cast as casts
 from fordstone.lang.schema import DataType, Schema
 from fordstone.plan.ids import Position
 
@@ -222,4 +223,8 @@ def _cast(given: pl.Series, kind: DataType) -> pl.Series:
         given = given.dt.convert_time_zone("UTC")
     if kind.name == "timestamp" and getattr(given.dtype, "time_zone", None) is None:
         return given.cast(pl.Datetime("us"), strict=False).dt.replace_time_zone("UTC")
+    if kind.name == "decimal" and not given.dtype.is_unsigned_integer():
+        # Polars would cut digits off.
+        rounded = casts.cast(pl.first(), DataType.from_polars(given.dtype), kind)
+        return given.to_frame().select(rounded.alias(given.name)).to_series()
     return given.cast(kind.polars, strict=False)

@@ -18,8 +18,9 @@ import polars as pl
 
 from fordstone.lang.aggregates import Aggregate, AggregateCall
 from fordstone.lang.polars.lower import to_polars
+from fordstone.lang.polars.numbers import whole
 from fordstone.lang.polars.times import microseconds
-from fordstone.lang.schema import DataType, Schema
+from fordstone.lang.schema import DECIMAL_DIGITS_MAX, DataType, Schema
 from fordstone.operators.aggregate.beta import Doubles, beta_high, beta_low, beta_means
 from fordstone.operators.aggregate.part import (
     COLLECTED,
@@ -66,8 +67,25 @@ def _count(call: AggregateCall, values: Values) -> pl.Expr:  # noqa: ARG001 - al
     return pl.col(COUNT.column(values))
 
 
+_WRAPS: Final = 1.35e38
+"""Between the largest decimal, 38 digits, and where 128 bits wrap, 1.7e38; far enough from both for the errors of doubles."""
+
+
+def _sum_parts(call: AggregateCall) -> tuple[Part, ...]:
+    # A sum of 38 digits may wrap; one as doubles tells whether it has.
+    wide = call.type.name == "decimal" and call.type.precision == DECIMAL_DIGITS_MAX
+    return (COUNT, SUM, DOUBLE_SUM) if wide else (COUNT, SUM)
+
+
 def _sum(call: AggregateCall, values: Values) -> pl.Expr:
-    return pl.when(_count(call, values) > 0).then(pl.col(SUM.column(values))).cast(call.type.polars)
+    """The sum; of decimals null if it has more digits than its type, as in Spark."""
+    kind, total = call.type, pl.col(SUM.column(values))
+    fits = _count(call, values) > 0
+    if kind.name == "decimal":
+        fits &= total.to_physical().is_between(whole(1 - 10**kind.precision), whole(10**kind.precision - 1))
+    if DOUBLE_SUM in _sum_parts(call):
+        fits &= pl.col(DOUBLE_SUM.column(values)).abs() < _WRAPS / 10**kind.scale
+    return pl.when(fits).then(total).cast(kind.polars)
 
 
 def _mean_parts(call: AggregateCall) -> tuple[Part, ...]:
@@ -145,7 +163,7 @@ def _beta(function: Callable[..., Doubles]) -> Callable[[AggregateCall, Values],
 
 KINDS: Final[dict[str, Kind]] = {
     "count": Kind(parts=lambda _: (COUNT,), result=_count),
-    "sum": Kind(parts=lambda _: (COUNT, SUM), result=_sum),
+    "sum": Kind(parts=_sum_parts, result=_sum),
     "mean": Kind(parts=_mean_parts, result=_mean),
     "min": Kind(parts=lambda _: (LEAST,), result=lambda _, values: _one_zero(LEAST.column(values), values)),
     "max": Kind(parts=lambda _: (GREATEST,), result=lambda _, values: _one_zero(GREATEST.column(values), values)),
