@@ -113,6 +113,7 @@ REFUSED = [
     ("SELECT sum(temp) OVER (ORDER BY ts ROWS temp PRECEDING) AS s FROM readings", "ROWS counts rows", "sum"),
     ("SELECT median(temp) OVER (ORDER BY ts) AS s FROM readings", "median is not supported with OVER", "median"),
     ("SELECT LEAD(temp) OVER (ORDER BY ts) AS s FROM readings", "lead is not supported with OVER", "LEAD"),
+    ("SELECT last_value(temp) IGNORE NULLS OVER (ORDER BY ts) AS s FROM readings", "IGNORE NULLS is not supported with OVER", "last_value"),
     ("SELECT sum(tmp) OVER (ORDER BY ts) AS s FROM readings", "there is no column 'tmp'", "tmp"),
     ("SELECT lag(temp) OVER (ORDER BY ts ROWS 3 PRECEDING) AS s FROM readings", "LAG counts rows by itself", "lag"),
     ("SELECT lag(temp, 0) OVER (ORDER BY ts) AS s FROM readings", "no whole number from 1", "0"),

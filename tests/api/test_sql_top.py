@@ -112,6 +112,7 @@ def test_without_a_window_a_ranking_is_kept_up_to_date():
 def test_order_by_and_limit_in_a_query_with_a_window_are_about_each_window():
     query = f"SELECT device, window_start, count(*) AS n FROM readings {WINDOW} ORDER BY n DESC, device LIMIT 1"
     assert columns(query) == ["device", "window_start", "n"]
+    assert answer(query.replace("ORDER BY n", "ORDER BY 3")) == answer(query)
     assert answer(query) == [("A", "00:00:10", 1), ("a", "00:00:00", 2), ("b", "00:00:20", 1)]
 
 
@@ -122,12 +123,13 @@ def test_order_by_may_name_aggregates_keys_and_bounds_that_select_does_not():
 
 REFUSED = [
     ("SELECT device FROM readings ORDER BY device", "a stream has no end", "ORDER BY"),
-    ("SELECT device FROM readings ORDER BY device LIMIT 3", "ORDER BY ... LIMIT after GROUP BY with a window", "ORDER BY"),
+    ("SELECT device FROM readings ORDER BY device LIMIT 3", "ORDER BY ... LIMIT after GROUP BY with TUMBLE or HOP", "ORDER BY"),
     ("SELECT device FROM readings LIMIT 3", "a stream has no end", "LIMIT"),
     ("SELECT device, count(*) AS n FROM readings GROUP BY device ORDER BY n LIMIT 3", "a stream has no end", "ORDER BY"),
     (f"SELECT device FROM readings {WINDOW} ORDER BY device", "ORDER BY needs LIMIT", "ORDER BY"),
     (f"SELECT device FROM readings {WINDOW} LIMIT 3", "LIMIT needs ORDER BY", "LIMIT"),
     (f"SELECT device FROM readings {WINDOW} ORDER BY device LIMIT 1.5", "a whole number of at least 1", "1.5"),
+    (f"SELECT device FROM readings {WINDOW} ORDER BY 4 LIMIT 3", "SELECT has no item 4", "4"),
     (f"SELECT device FROM readings {WINDOW} ORDER BY tmp LIMIT 3", "there is no column 'tmp'", "tmp"),
     (f"SELECT device FROM readings {WINDOW} ORDER BY temp LIMIT 3", "neither in GROUP BY nor inside", "temp"),
     (f"SELECT 1 AS x FROM readings {WINDOW} UNION ALL SELECT 2 AS x FROM readings LIMIT 3", "a stream has no end", "LIMIT"),

@@ -13,7 +13,7 @@ from typing import Final
 from sqlglot import exp
 
 from fordstone.api.graph import graph_of
-from fordstone.api.sql.over import sort_text
+from fordstone.api.sql.over import number_of, sort_text
 from fordstone.api.sql.scope import HELPERS, Scope, call_of, column, column_name, named, window_of
 from fordstone.api.stream import Grouped, Stream
 from fordstone.lang.aggregates import AGGREGATE_NAMES, parse_aggregate
@@ -58,7 +58,8 @@ def is_aggregate(node: exp.Expr) -> bool:
 
 def has_aggregate(tree: exp.Expr) -> bool:
     """Whether an aggregate is called anywhere in it; one with OVER is not: it stands beside rows."""
-    return any(is_aggregate(node) and not isinstance(node.parent, exp.Window) for node in tree.walk())
+    beside_rows = (exp.Window, exp.IgnoreNulls, exp.RespectNulls)
+    return any(is_aggregate(node) and not isinstance(node.parent, beside_rows) for node in tree.walk())
 
 
 def grouped(
@@ -157,11 +158,9 @@ class _Grouping:
         tree = given.tree
         if isinstance(tree, exp.Alias):
             raise self._scope.fail("a part of GROUP BY has no name of its own. Give it one in SELECT.", given.at)
-        if isinstance(tree, exp.Literal) and not tree.is_string and str(tree.args["this"]).isdigit():
-            number = int(str(tree.args["this"]))
-            if not 1 <= number <= len(self._items):
-                raise self._scope.fail(f"SELECT has no item {number}.", given.at)
-            return self._items[number - 1].tree
+        number = number_of(tree)
+        if number is not None:
+            return self._items[self._item_at(number, given.at)].tree
         resolved = self._scope.resolved(tree)
         name = column_name(resolved)
         if name is not None and name not in self._stream.schema and not (self._windowed and name in _BOUNDS):
@@ -325,9 +324,20 @@ class _Grouping:
             raise self._scope.fail(
                 "LIMIT needs ORDER BY before it, which says which rows of each window come first.", limited.at
             )
-        return [
-            self._after_aggregation(self._scope.resolved(key.by.tree), names=self._outputs) for key in limited.order
-        ]
+        return [self._sorted_by(key.by) for key in limited.order]
+
+    def _sorted_by(self, given: Expr) -> exp.Expr:
+        """What a part of ORDER BY means: an item of SELECT by its number, or an expression."""
+        number = number_of(given.tree)
+        if number is None:
+            return self._after_aggregation(self._scope.resolved(given.tree), names=self._outputs)
+        return list(self._outputs.values())[self._item_at(number, given.at)]
+
+    def _item_at(self, number: int, at: int) -> int:
+        """The place of an item of SELECT, from 0, by its number, from 1."""
+        if not 1 <= number <= len(self._items):
+            raise self._scope.fail(f"SELECT has no item {number}.", at)
+        return number - 1
 
     def _first(self, results: Stream, limited: Limited, order: list[exp.Expr]) -> Stream:
         """The first results of each window; their number is in a column that SELECT leaves out."""

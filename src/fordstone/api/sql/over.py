@@ -59,9 +59,9 @@ def _bound(condition: exp.Expr) -> tuple[str, int, bool] | None:
     if isinstance(condition, exp.Paren):
         return _bound(condition.args["this"])
     if isinstance(condition, exp.Between):
-        high = _number(condition.args["high"])
+        high = number_of(condition.args["high"])
         name = column_name(condition.args["this"])
-        return None if name is None or high is None else (name, high, _number(condition.args["low"]) == 1)
+        return None if name is None or high is None else (name, high, number_of(condition.args["low"]) == 1)
     one, other = condition.args.get("this"), condition.args.get("expression")
     if isinstance(condition, exp.GT | exp.GTE):
         one, other = other, one
@@ -69,7 +69,7 @@ def _bound(condition: exp.Expr) -> tuple[str, int, bool] | None:
         return None
     if isinstance(condition, exp.EQ) and isinstance(one, exp.Literal):
         one, other = other, one
-    name, number = column_name(cast("exp.Expr", one)), _number(other)
+    name, number = column_name(cast("exp.Expr", one)), number_of(other)
     if name is None or number is None:
         return None
     if isinstance(condition, exp.EQ):
@@ -77,7 +77,8 @@ def _bound(condition: exp.Expr) -> tuple[str, int, bool] | None:
     return name, number - isinstance(condition, exp.LT | exp.GT), True
 
 
-def _number(tree: object) -> int | None:
+def number_of(tree: object) -> int | None:
+    """The whole number that is written out, if a tree is that."""
     if not isinstance(tree, exp.Literal) or tree.is_string or not str(tree.args["this"]).isdigit():
         return None
     return int(str(tree.args["this"]))
@@ -209,7 +210,7 @@ class Overs:
             if found < 0:
                 raise self._scope.fail("a frame begins before its row: the interval must not be negative.", at)
             return found
-        number = _number(start)
+        number = number_of(start)
         if number is None:
             raise self._scope.fail("ROWS counts rows: write a whole number before PRECEDING.", at)
         return number

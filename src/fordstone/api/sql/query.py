@@ -103,14 +103,14 @@ class _Builder:
         """Columns are united by position, under the names of the first query."""
         if len(other.schema) != len(first.schema):
             raise self._fail(
-                f"UNION ALL needs as many columns on both sides: the first query has {len(first.schema)}, this one "
+                f"UNION needs as many columns on both sides: the first query has {len(first.schema)}, this one "
                 f"{len(other.schema)}.",
                 at,
             )
         for (name, kind), (mine, found) in zip(first.schema.columns, other.schema.columns, strict=True):
             if kind != found:
                 raise self._fail(
-                    f"UNION ALL needs the same types: {name} is {kind} in the first query, and {mine} here is {found}. Cast one "
+                    f"UNION needs the same types: {name} is {kind} in the first query, and {mine} here is {found}. Cast one "
                     f"of them: CAST({mine} AS {kind}).",
                     at,
                 )

@@ -55,7 +55,7 @@ _OPERATORS: Final = frozenset(
 _JOIN_WORDS: Final = frozenset({"JOIN", "INNER", "LEFT", "RIGHT", "FULL", "CROSS", "NATURAL", "SEMI", "ANTI"})
 _SORTED: Final = (
     "a stream has no end, so its rows cannot be sorted as a whole. Sort where you read the result. The first rows of each window are "
-    "ORDER BY ... LIMIT after GROUP BY with a window."
+    "ORDER BY ... LIMIT after GROUP BY with TUMBLE or HOP."
 )
 NO_SORTING: Final = f"ORDER BY is not supported here: {_SORTED}"
 NO_LIMIT: Final = (
