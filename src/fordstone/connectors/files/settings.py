@@ -106,6 +106,7 @@ class FileOptions(TypedDict, total=False):
     delimiter: str | None
     header: bool
     time_unit: Literal["s", "ms", "us"]
+    missing: Literal["error", "null"]
     series: str
     line_bytes_max: int
     compression: Literal["zstd", "lz4", "none"]
