@@ -31,7 +31,7 @@ import polars as pl
 from fordstone.operators.aggregate.partial import END, ROWS, Partials
 from fordstone.operators.base import Emits, by_watermark, pass_on
 from fordstone.operators.window.panes import Closing, PaneGrid
-from fordstone.operators.window.tumbling import LAST, WindowAggregate, only
+from fordstone.operators.window.tumbling import LAST, WindowAggregate
 from fordstone.plan.stream_type import WINDOW_END, WINDOW_START
 from fordstone.state.base import State, StateBackend
 
@@ -213,7 +213,7 @@ class SlidingAggregate(WindowAggregate):
         return self._grid.whole
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        self._note_shown()
+        self._shown_until()
         before_us = self._closing.closed_us(max(self._watermark_us, self._final.closed_us))
         self._watermark_us = watermark_us
         due_us = self._grid.window_at(self._closing.closed_us(watermark_us))
@@ -278,8 +278,11 @@ class SlidingAggregate(WindowAggregate):
         starts = (rows.get_column(END) - self._grid.window.size_us).cast(results.schema[WINDOW_END])
         return results.replace_column(results.get_column_index(WINDOW_START), starts.alias(WINDOW_START))
 
-    def _windows_between(self, after_us: int, until_us: int, keys: pl.DataFrame | None = None) -> pl.DataFrame:
+    def _windows_between(self, after_us: int, until_us: int, wanted: pl.DataFrame | None = None) -> pl.DataFrame:
         panes = self._together(self._open.scan(), self._final.scan())
+        if wanted is not None and panes.height:
+            key = list(self._partials.state_key)
+            panes = panes.join(wanted.select(key), on=key, how="semi", nulls_equal=True)
         if not self._grid.overlaps:
             panes = self._only_windows(panes)
             between = pl.col(END).is_between(after_us, until_us, closed="right")
@@ -290,8 +293,7 @@ class SlidingAggregate(WindowAggregate):
             store, slider = PaneStore(self._grid, panes), self._new_slider()
             found = list(self._one_by_one(store, slider, (after_us, until_us), until_us))
         found = self._with_partly(found, after_us, until_us)
-        rows = pl.concat(found) if found else pl.DataFrame()
-        return rows if keys is None or not rows.height else only(rows, keys, self._partials.state_key)
+        return pl.concat(found) if found else pl.DataFrame()
 
     @property
     def _at_once(self) -> bool:

@@ -116,14 +116,14 @@ class WindowAggregate(Operator):
         return [] if judged.late is None else [judged.late]
 
     def on_watermark(self, watermark_us: int) -> Emits:
-        self._note_shown()
+        self._shown_until()
         self._watermark_us = watermark_us
         emits = self._results(self._without_due(self._open.close(watermark_us)))
         self._close_names()
         return emits
 
     def on_barrier(self, moment: Moment) -> Emits:
-        closed_us, shown_us = self._closing.closed_us(self._watermark_us), self._note_shown()
+        closed_us, shown_us = self._closing.closed_us(self._watermark_us), self._shown_until()
         found = []
         if self._closing.allowed_us:
             if self._grid.window_at(self._watermark_us) > max(shown_us, closed_us):
@@ -149,13 +149,14 @@ class WindowAggregate(Operator):
         """Take in partial rows that count for windows that end after `ROW_WATERMARK` only."""
         raise AssertionError(f"a tumbling window is open or closed, but {partials.height} rows are in between")
 
-    def _windows_between(self, after_us: int, until_us: int, keys: pl.DataFrame | None = None) -> pl.DataFrame:
-        """Partial rows of the windows that end in (`after_us`, `until_us`], one per key and window; `keys`: of these alone."""
+    def _windows_between(self, after_us: int, until_us: int, wanted: pl.DataFrame | None = None) -> pl.DataFrame:
+        """Partial rows of the windows that end in (`after_us`, `until_us`], one per key and window.
+
+        `wanted`: only these will be used, so that others need not be made.
+        """
+        del wanted
         rows = self._without_due(self._open.scan())
-        if not rows.height:
-            return rows
-        rows = rows.filter(pl.col(END).is_between(after_us, until_us, closed="right"))
-        return rows if keys is None else only(rows, keys, self._partials.state_key)
+        return rows.filter(_between(after_us, until_us)) if rows.height else rows
 
     def _finish(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Results of partial rows, one per key and window."""
@@ -177,8 +178,8 @@ class WindowAggregate(Operator):
         names = partials.select(*self._named, after.alias(ROW_WATERMARK), last.alias(LAST))
         if self._early_us is not None:
             self._early.add(names)
-        if self._closing.allowed_us and self._grid.first(int(names.get_column(END).min())) <= self._note_shown():  # type: ignore[arg-type]  # an Int64 without nulls
-            self._corrected.add(names.filter(self._grid.first(pl.col(END)) <= self._note_shown()))
+        if self._closing.allowed_us and self._grid.first(int(names.get_column(END).min())) <= self._shown_until():  # type: ignore[arg-type]  # an Int64 without nulls
+            self._corrected.add(names.filter(self._grid.first(pl.col(END)) <= self._shown_until()))
 
     def _changed(self, names: pl.DataFrame, after_us: int, until_us: int) -> pl.DataFrame:
         """Partial rows of the windows in (`after_us`, `until_us`] that the names are about."""
@@ -186,14 +187,16 @@ class WindowAggregate(Operator):
         if not wanted.height:
             return wanted
         ends = wanted.get_column(END)
-        keys = wanted.select(self._partials.state_key).unique()
-        rows = self._windows_between(int(ends.min()) - 1, int(ends.max()), keys)  # type: ignore[arg-type]  # an Int64 without nulls
+        rows = self._windows_between(int(ends.min()) - 1, int(ends.max()), wanted)  # type: ignore[arg-type]  # an Int64 without nulls
         return only(rows, wanted, self._named)
 
     def _wanted(self, names: pl.DataFrame, after_us: int, until_us: int) -> pl.DataFrame:
         """The keys and ends of windows in (`after_us`, `until_us`] that the names are about, each once."""
         if not names.height:
             return names
+        if not self._grid.overlaps:
+            windows = names.select(*self._partials.state_key, self._grid.first(pl.col(END)))
+            return windows.filter(_between(after_us, until_us))
         ends = names.get_column(END)
         # No further than there are windows: so that nothing overflows.
         after_us = max(after_us, self._grid.first(int(ends.min())) - 1)  # type: ignore[arg-type]  # an Int64 without nulls
@@ -216,7 +219,7 @@ class WindowAggregate(Operator):
 
     def _unseen(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Which windows that close now have no result as they are: one that was kept after its end has, unless it changed since."""
-        ends, shown_us = rows.get_column(END), self._note_shown()
+        ends, shown_us = rows.get_column(END), self._shown_until()
         first_us, last_us = int(ends.min()), int(ends.max())  # type: ignore[arg-type]  # an Int64 without nulls
         if not self._closing.allowed_us or first_us > shown_us:
             return rows
@@ -224,7 +227,7 @@ class WindowAggregate(Operator):
         unseen = [rows.filter(ends > shown_us), *([only(rows, changed, self._named)] if changed.height else [])]
         return pl.concat(unseen)
 
-    def _note_shown(self) -> int:
+    def _shown_until(self) -> int:
         """The watermark at the last barrier: windows that end up to it have had a result. After a restore, the states have it."""
         if self._shown_us is None:
             timelines = [state for state in self.states().values() if isinstance(state, Timeline)]
@@ -236,7 +239,11 @@ class WindowAggregate(Operator):
         self._corrected.close(self._watermark_us)
 
     def _names(self, state: StateBackend) -> Timeline:
-        return state.timeline(self._partials.state_key, time_column=LAST, merge_rows=lambda rows: rows.unique())
+        return state.timeline(self._partials.state_key, time_column=LAST, merge_rows=self._merge_names)
+
+    def _merge_names(self, names: pl.DataFrame) -> pl.DataFrame:
+        """One per key and pane: a window has changed if it ends after any of the watermarks."""
+        return names.group_by(self._named).agg(pl.col(ROW_WATERMARK).min(), pl.col(LAST).first())
 
     def _merge_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Merge partial rows, keeping the column that says when they are due. Pure, called on any thread."""
@@ -249,6 +256,10 @@ class WindowAggregate(Operator):
 
     def _without_due(self, rows: pl.DataFrame) -> pl.DataFrame:
         return rows.drop(FIRST, strict=False)
+
+
+def _between(after_us: int, until_us: int) -> pl.Expr:
+    return pl.col(END).is_between(after_us, until_us, closed="right")
 
 
 def only(rows: pl.DataFrame, wanted: pl.DataFrame, by: tuple[str, ...]) -> pl.DataFrame:
