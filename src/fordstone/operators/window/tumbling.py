@@ -243,6 +243,8 @@ class WindowAggregate(Operator):
 
     def _merge_names(self, names: pl.DataFrame) -> pl.DataFrame:
         """One per key and pane: a window has changed if it ends after any of the watermarks."""
+        if not self._grid.overlaps:
+            return names.unique(self._named)  # a pane is a window: the other columns are equal, too
         return names.group_by(self._named).agg(pl.col(ROW_WATERMARK).min(), pl.col(LAST).first())
 
     def _merge_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
