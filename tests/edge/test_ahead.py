@@ -28,6 +28,7 @@ from fordstone.epochs.manifest import PartitionCut
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.schema import Schema
+from fordstone.operators.base import ROW_WATERMARK
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, Position, TaskId
 from fordstone.plan.plan import Guarantee
@@ -109,6 +110,26 @@ def test_how_rows_are_cut_into_chunks_makes_no_difference(seed):
         at += size
     assert found == expected
     assert partition.max_time_us == newest
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_each_row_carries_the_watermark_of_its_partition_as_it_was_then(seed):
+    rng = Random(seed)
+    times = [rng.randrange(60, 110) for _ in range(40)]
+    wanted, newest, floor_us = [], TIME_MIN_US, 65
+    for one in times:
+        watermark_us = max(newest - 10, floor_us)
+        if one > 100 or one < watermark_us:
+            wanted.append((one, TIME_MAX_US if one > 100 else watermark_us))
+        newest = max(newest, one) if one <= 100 else newest
+    partition, at, found = Partition(name="a", limit_us=100, floor_us=floor_us), 0, []  # type: ignore[var-annotated]
+    while at < len(times):
+        size = rng.choice((1, 2, 5, 40))
+        frame = frame_of(list(times[at : at + size]))
+        late = partition.judged(STEP, Chunk(frame=frame, position=Position(1)), frame).late
+        found += [] if late is None else late.select(pl.col("ts").cast(pl.Int64), ROW_WATERMARK).rows()
+        at += size
+    assert found == wanted
 
 
 def test_what_is_reserved_for_at_most_once_is_a_time_that_counts():
