@@ -12,7 +12,7 @@ import pytest
 from fordstone import KeyedFunction, ListState, MapState, Pipeline, Stream, ValueState, tumbling
 from fordstone.connectors import MemorySink, delta, files, memory
 from fordstone.connectors.files.rows import rows as rows_of
-from fordstone.errors import SchemaError
+from fordstone.errors import PipelineError, SchemaError
 
 SCHEMA = {
     "k": "string",
@@ -153,3 +153,17 @@ def test_sql_reads_fields_and_explodes_arrays_and_maps() -> None:
     assert found["elements"].columns == ["item", "k"]
     assert [row[0] is None for row in found["elements"].rows()] == [False, True]
     assert sorted(found["groups"].rows(), key=str) == [("n0", 2.0), ("n1", 5.0), (None, None)]
+
+
+def test_a_pattern_reads_fields_in_parentheses() -> None:
+    pipeline, sink = Pipeline("pattern"), MemorySink()
+    query = (
+        "SELECT * FROM r MATCH_RECOGNIZE (PARTITION BY k ORDER BY ts MEASURES (B.s).x AS x PATTERN (A B) "
+        "WITHIN INTERVAL '10' SECOND DEFINE A AS {a} > 1, B AS (B.s).x > (A.s).x)"
+    )
+    source(pipeline)
+    with pytest.raises(PipelineError, match=r"A field of column s is written \(s\)\.x"):
+        pipeline.sql(query.format(a="s.x"))
+    pipeline.sql(query.format(a="(s).x")).sink("out", memory(sink))
+    pipeline.run(bounded=True)
+    assert sink.rows()["x"].to_list() == [3.0]
