@@ -53,6 +53,7 @@ def values(text: str, **columns: list[Any]) -> list[Any]:
         ("map('a')", "map", "map is called with 1 arguments"),
         ("map(l, 1)", "l, 1", "the keys of a map are plain values"),
         ("element_at(l, 0)", "0)", "positions are counted from 1"),
+        ("explode(l)", "explode", "explode makes several rows of one; write flat_map(...)"),
         ("to_json(i)", "i)", "a struct, map or array is needed here"),
         ("get_json_object(t, 'a')", "'a'", "it begins with $"),
         ("get_json_object(t, '$.a[*]')", "'$", "* is not supported"),

@@ -526,6 +526,9 @@ class Checker:
         return self.resolve("named_struct", terms, node, [part for part in nodes for _ in range(2)])
 
     def _unknown_function(self, name: str, node: exp.Expr) -> ExpressionError:
+        if name == "explode":
+            how = "write flat_map(...), or in SQL SELECT explode(items) AS item, without aggregates, as a query in FROM"
+            return self.fail(f"explode makes several rows of one; {how}.", node)
         known = sorted({*FUNCTIONS, *ALIASES, *_NULL_CHOICES, "if", "struct", *self.aggregate_names} - SYNTAX)
         near = get_close_matches(name, known, n=1, cutoff=0.6)
         hint = f"Did you mean {near[0]}?" if near else "All functions are in docs/reference/expressions.md."

@@ -133,7 +133,8 @@ class _Matching:
                 node.set("table", None)
             else:
                 variables = ", ".join(self._variables.values())
-                raise self._scope.fail(f"{name} is not in the pattern. Its variables are {variables}.", at)
+                hint = f" A field of column {name} is written ({name}).{node.name}." if name in member.columns else ""
+                raise self._scope.fail(f"{name} is not in the pattern. Its variables are {variables}.{hint}", at)
         if not isinstance(inner, exp.Identifier | exp.Star):
             raise self._scope.fail("this is not the name of a column; write it in backticks if it is meant as one.", at)
         if isinstance(inner, exp.Identifier):

@@ -69,7 +69,7 @@ _REFUSED_CLAUSES: Final = {
     "FETCH": "write LIMIT, after GROUP BY with a window and ORDER BY.",
     "QUALIFY": "write the query with OVER in FROM, and the condition in WHERE outside of it.",
     "WINDOW": "write what the window is after each OVER: OVER (PARTITION BY ... ORDER BY ...).",
-    "LATERAL": "use Stream.flat_map on the stream before the query.",
+    "LATERAL": "write SELECT *, explode(items) AS item FROM ... as a query in FROM.",
     "PIVOT": "write an aggregate with CASE WHEN for each column.",
     "UNPIVOT": "write a SELECT for each column, and UNION ALL.",
     "TABLESAMPLE": "filter by a hash of a column instead: WHERE abs(hash(id)) % 10 = 0.",

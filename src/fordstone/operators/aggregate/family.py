@@ -41,6 +41,7 @@ from fordstone.plan.stream_type import (
     key_columns,
     late_rows,
     needs_time,
+    plain_keys,
 )
 
 SPAN_MAX_US: Final = 2**62
@@ -167,6 +168,7 @@ def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
         check_early(step.name, step.window, step.early_us)
     if step.allowed_lateness_us:
         check_allowed_lateness(step.name, step.window, step.allowed_lateness_us)
+    plain_keys(step.keys, stream.schema)
     columns: dict[str, str | DataType] = key_columns(step.keys, stream.schema)
     if not step.aggregates:
         raise PipelineError(f"step {step.name}: agg() needs at least one aggregate, such as n='count(*)'.")

@@ -188,12 +188,15 @@ class PatternChecker(Checker):
     def _stage(self, node: exp.Expr) -> int:
         name = str(node.args["table"].args["this"])
         if node.args.get("db") is not None:
-            raise self.fail("a column of a stage is written stage.column.", node)
+            raise self.fail(
+                "a column of a stage is written stage.column, and a field of it (stage.column).field.", node
+            )
         if name in self.hidden:
             raise self.fail(self.hidden[name], node)
         if name not in self.stages:
             known = ", ".join([*self.stages, *self.hidden])
-            raise self.fail(f"there is no stage {name!r} in this pattern. Stages are: {known}.", node)
+            hint = f" A field of column {name} is written ({name}).{node.name}." if name in self.schema else ""
+            raise self.fail(f"there is no stage {name!r} in this pattern. Stages are: {known}.{hint}", node)
         return self.stages[name]
 
     def _result(self, function: SlotFunction, argument: Term, node: exp.Expr) -> tuple[Term, DataType]:
