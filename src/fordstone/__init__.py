@@ -6,7 +6,10 @@ The public names are loaded when they are first used, so that `fordstone --help`
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
+
+from fordstone.log_fields import FieldsHandler
 
 __version__ = "0.1.0"
 
@@ -119,6 +122,8 @@ __all__ = [
     "variance",
     "when",
 ]
+
+logging.getLogger("fordstone").addHandler(FieldsHandler())
 
 
 def __getattr__(name: str) -> Any:

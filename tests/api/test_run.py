@@ -11,6 +11,7 @@ import tempfile
 import textwrap
 import threading
 import traceback
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fordstone import Pipeline
 from fordstone.connectors import MemorySink, MemorySource, files, memory, rows
 from fordstone.connectors.files.settings import FileOptions, FileSettings
 from fordstone.edge.config import RunConfig, RunOptions
-from fordstone.errors import ConfigError, SinkError, TaskError
+from fordstone.errors import ConfigError, FordstoneError, SinkError, TaskError
 from fordstone.protocol.retry import RestartPolicy
 from fordstone.spark.config import SparkConfig, SparkOptions
 
@@ -193,6 +194,25 @@ def test_an_error_shows_one_traceback_of_the_users_own_code(started: bool):
     assert len(inside) <= 1
 
 
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: files("in", format="delta"),
+        lambda: memory([1]),
+        lambda: copying([numbered(1)], MemorySink()).run(bounded=True, state="/proc/none"),
+        lambda: Pipeline("p").source("r", memory(numbered(1))).filter("devise = 'a'"),
+        lambda: Pipeline("p").source("r", memory(numbered(1))).lookup("table", on="device"),  # type: ignore[arg-type]
+        lambda: Pipeline("p").source("r", files("none/*.csv"), schema=SCHEMA).collect(),
+    ],
+)
+def test_a_mistake_shows_one_traceback_without_the_engine(mistake: Callable[[], object]):
+    with pytest.raises(FordstoneError) as caught:
+        mistake()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert shown.count("Traceback") == 1
+    assert "fordstone/edge/" not in shown
+
+
 def test_a_run_is_awaited_and_stopped_by_async_with():
     source, sink = MemorySource([numbered(1)]), MemorySink()
 
@@ -254,6 +274,37 @@ def test_the_end_of_the_process_stops_what_still_runs(tmp_path: Path):
     )
     assert (done.stdout, done.stderr) == ("", "")
     assert list(tmp_path.iterdir()) == []
+
+
+# Logging.
+
+
+@pytest.mark.parametrize("configured", [True, False])
+def test_log_lines_have_their_fields_in_programs_that_configure_logging_and_others_see_none(configured: bool):
+    code = f"""
+    import logging
+    if {configured}:
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s:%(name)s:%(message)s")
+    from fordstone import Pipeline
+    from fordstone.connectors import memory
+    p = Pipeline("p")
+    calls = []
+    def once(record):
+        calls.append(1)
+        if len(calls) == 1:
+            raise ConnectionError("away")
+        return record
+    p.source("s", memory([{{"n": 1}}])).map(once).sink("out", lambda frame: None)
+    p.run(bounded=True)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == ""
+    if configured:
+        assert "INFO:fordstone.edge.run:pipeline started pipeline=p node=node" in done.stderr
+    else:
+        assert done.stderr == ""
 
 
 # Options.

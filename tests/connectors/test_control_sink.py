@@ -65,7 +65,7 @@ def test_rows_without_a_key_are_left_out_and_logged(caplog):
     bad = pl.DataFrame({"device": [None, None], "threshold": [1.0, 2.0]}, schema=SCHEMA.polars)
     sink_of(hub).release(1, pl.concat([bad, rows(a=1.0)]))
     assert content(hub, hub.versions[0]).get_column("device").to_list() == ["a"]
-    (record,) = [record for record in caplog.records if record.message == "rows without a key not published"]
+    (record,) = [record for record in caplog.records if record.message.startswith("rows without a key not published")]
     assert record.rows == 2
     sink_of(hub).release(2, bad)
     assert len(hub.versions) == 1

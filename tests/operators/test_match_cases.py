@@ -270,7 +270,7 @@ def test_the_oldest_candidates_are_dropped_when_there_are_too_many(caplog):
     pattern = Pattern("p").start("a", of("a")).then("c", of("c"))
     with caplog.at_level(logging.WARNING):
         assert matches(pattern, "a1 a2 a3 a4 c", skip="next", limit=2) == ["a3 c", "a4 c"]
-    assert [record.message for record in caplog.records] == ["pattern candidates dropped"]
+    assert [record.message.startswith("pattern candidates dropped") for record in caplog.records] == [True]
     assert caplog.records[0].limit == 2
 
 

@@ -430,7 +430,7 @@ class Stream:
         try:
             spec, columns = table_of(table, schema)
         except FordstoneError as error:
-            raise PipelineError(f"step {step}: {error}") from error
+            raise PipelineError(f"step {step}: {error}") from None
         return self._add(
             p.Lookup(
                 name=step,

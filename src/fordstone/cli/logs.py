@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Final, TextIO
 
 from fordstone.cli.errors import of_spark
+from fordstone.log_fields import fields_of, format_fields
 
-_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _LEVELS: Final = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
@@ -33,7 +33,7 @@ class LogFormatter(logging.Formatter):
         """Fields of every JSON line that does not set them itself."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        fields = fields_of(record)
         error = record.exc_info[1] if record.exc_info else None
         trace = self.formatException(record.exc_info) if error and record.exc_info and self._tracebacks else None
         if error is not None and (self.as_json or trace is None):
@@ -42,7 +42,7 @@ class LogFormatter(logging.Formatter):
             fields = self.common | fields | ({} if trace is None else {"traceback": trace})
             return json_line(record.levelname, record.getMessage(), fields, at_s=record.created)
         line = " ".join(
-            [self.formatTime(record, self.datefmt), record.levelname, record.getMessage(), *_format_fields(fields)]
+            [self.formatTime(record, self.datefmt), record.levelname, record.getMessage(), *format_fields(fields)]
         )
         return line if trace is None else f"{line}\n{trace}"
 
@@ -58,7 +58,7 @@ def text_line(entry: Mapping[str, object]) -> str:
     """A log line for machines, as text."""
     fields = {name: value for name, value in entry.items() if name not in {"at", "level", "event", "traceback"}}
     return " ".join(
-        [str(entry.get("at", ""))[11:19], str(entry.get("level", "")), str(entry["event"]), *_format_fields(fields)]
+        [str(entry.get("at", ""))[11:19], str(entry.get("level", "")), str(entry["event"]), *format_fields(fields)]
     )
 
 
@@ -117,12 +117,3 @@ def describe_exception(error: BaseException) -> str:
     from fordstone.spark.session.session import describe_failure
 
     return describe_failure(str(error))
-
-
-def _format_fields(fields: Mapping[str, object]) -> list[str]:
-    found = []
-    for name, value in fields.items():
-        text = str(value)
-        quoted = not text or any(char.isspace() or char in '"=' for char in text)
-        found.append(f"{name}={json.dumps(text, ensure_ascii=False) if quoted else text}")
-    return found

@@ -307,12 +307,13 @@ def options_of(spec: ConnectorSpec, options: type[_Options]) -> _Options:
     try:
         return msgspec.convert(spec.options, options)
     except msgspec.ValidationError as error:
-        called = f"{spec.kind}({spec.options['path']!r})" if "path" in spec.options else spec.kind
-        check_options(spec.options, options.__struct_fields__, where=f"{called}: ")
-        for name, kind in get_type_hints(options).items():
-            if name in spec.options and (words := _words(kind)):
-                check_word(name, spec.options[name], words, where=f"{called}: ")
-        raise ConfigError(f"{called}: {error}. Options are: {', '.join(options.__struct_fields__)}.") from error
+        problem = str(error)
+    called = f"{spec.kind}({spec.options['path']!r})" if "path" in spec.options else spec.kind
+    check_options(spec.options, options.__struct_fields__, where=f"{called}: ")
+    for name, kind in get_type_hints(options).items():
+        if name in spec.options and (words := _words(kind)):
+            check_word(name, spec.options[name], words, where=f"{called}: ")
+    raise ConfigError(f"{called}: {problem}. Options are: {', '.join(options.__struct_fields__)}.")
 
 
 def _words(kind: Any) -> tuple[str, ...]:
