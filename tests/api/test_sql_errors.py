@@ -49,7 +49,12 @@ NOT_SUPPORTED = [
     ),
     ("SELECT device FROM readings QUALIFY 1 = 1", "QUALIFY is not supported", "QUALIFY", "in WHERE outside"),
     ("SELECT device FROM readings TABLESAMPLE (10 PERCENT)", "TABLESAMPLE is not supported", "TABLESAMPLE", "hash"),
-    ("SELECT device FROM readings LATERAL VIEW explode(x) AS y", "LATERAL is not supported", "LATERAL", "explode(items)"),
+    (
+        "SELECT device FROM readings LATERAL VIEW explode(x) AS y",
+        "LATERAL is not supported",
+        "LATERAL",
+        "explode(items)",
+    ),
     ("SELECT x FROM (VALUES (1)) AS t", "a query was expected", "VALUES", ""),
     (
         "WITH RECURSIVE r AS (SELECT 1 FROM readings) SELECT * FROM r",

@@ -122,7 +122,7 @@ def test_each_row_carries_the_watermark_of_its_partition_as_it_was_then(seed):
         if one > 100 or one < watermark_us:
             wanted.append((one, TIME_MAX_US if one > 100 else watermark_us))
         newest = max(newest, one) if one <= 100 else newest
-    partition, at, found = Partition(name="a", limit_us=100, floor_us=floor_us), 0, []  # type: ignore[var-annotated]
+    partition, at, found = Partition(name="a", limit_us=100, floor_us=floor_us), 0, []
     while at < len(times):
         size = rng.choice((1, 2, 5, 40))
         frame = frame_of(list(times[at : at + size]))
