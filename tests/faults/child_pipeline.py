@@ -54,7 +54,7 @@ def run(job: Job) -> None:
             stalled.append(progress.stalled)
             print(json.dumps({"stalled": progress.stalled, "epoch": progress.epoch}), flush=True)
 
-    options = dict(job.options)
+    options = {"state": "state"} | dict(job.options)
     if "restart" in options:
         options["restart"] = RestartPolicy(**options["restart"])
     report = build(job).run(on_progress=on_progress, **options)
