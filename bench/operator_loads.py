@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from fordstone import KeyedFunction, Pattern, Pipeline, Stream, ValueState, session, sliding
-from fordstone.connectors import memory
+from fordstone.connectors import MemorySink, MemorySource, memory
 from table import Target, at_least
 
 FIRST_US = 1_767_225_600_000_000
@@ -58,8 +58,8 @@ def rows_of(count: int, *, keys: int, seconds: float, jitter_us: int = LATE_US, 
 def _pipeline(build: Callable[[Stream], Stream], **other: str) -> Callable[[], Pipeline]:
     def made() -> Pipeline:
         pipeline = Pipeline("bench")
-        stream = pipeline.source("s", memory("in"), schema=SCHEMA | other, time="ts", lateness="1s")
-        build(stream).sink("out", memory("out"))
+        stream = pipeline.source("s", memory(MemorySource([])), schema=SCHEMA | other, time="ts", lateness="1s")
+        build(stream).sink("out", memory(MemorySink()))
         return pipeline
 
     return made
@@ -194,8 +194,8 @@ class Counted(KeyedFunction):
 
 def _joined() -> Pipeline:
     pipeline = Pipeline("bench")
-    left, right = (pipeline.source(name, memory(name), schema=SCHEMA, time="ts", lateness="1s") for name in ("l", "r"))
-    left.join(right, on="k", between=("-100ms", "100ms"), name="step").sink("out", memory("out"))
+    left, right = (pipeline.source(name, memory(MemorySource([])), schema=SCHEMA, time="ts", lateness="1s") for name in ("l", "r"))
+    left.join(right, on="k", between=("-100ms", "100ms"), name="step").sink("out", memory(MemorySink()))
     return pipeline
 
 
