@@ -83,6 +83,15 @@ def test_a_sink_in_memory_keeps_its_rows_when_the_same_state_resumes(tmp_path: P
     assert sink.rows()["n"].to_list() == [1, 2]
 
 
+def test_runs_with_and_without_state_do_not_mix_in_a_sink_in_memory(tmp_path: Path):
+    source, sink = MemorySource([numbered(1)]), MemorySink()
+    pipeline = copying(source, sink)
+    for state in (tmp_path / "a", None, tmp_path / "b"):
+        pipeline.run(bounded=True, state=state)
+        assert sink.rows()["n"].to_list() == [1]
+        assert sink.repeated == 0
+
+
 def test_a_run_without_state_does_not_mix_its_rows_with_those_of_an_earlier_run(tmp_path: Path):
     def built(*numbers: int) -> Pipeline:
         pipeline = Pipeline("copy")

@@ -263,7 +263,7 @@ class MemorySource:
 
 
 class MemorySink:
-    """Keeps what comes: `released` by epoch, once; `written` in order. A run with another state, or none, clears it first."""
+    """Keeps what comes: `released` by epoch, once; `written` in order. A run without state clears it first."""
 
     def __init__(self) -> None:
         self.released: dict[int, pl.DataFrame] = {}
@@ -271,6 +271,8 @@ class MemorySink:
         self.stream: SinkStream | None = None
         self.repeated = 0
         """How many releases came for an epoch that was there already."""
+        self.keeps_state = True
+        """Whether the rows are those of runs with state."""
         self._nodes: dict[str, MemorySink] = {}
 
     def of_node(self, node: str) -> MemorySink:
@@ -339,8 +341,7 @@ class MemoryKind(ConnectorKind):
         return _OpenSource(live, options)
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
-        del context
-        return _OpenSink(_live(spec, MemorySink), stream)
+        return _OpenSink(_live(spec, MemorySink), stream, keeps_state=context.keeps_state)
 
 
 def _live(spec: ConnectorSpec, kind: type[_T]) -> _T:
@@ -561,11 +562,12 @@ def _time(value: Any) -> Any:
 
 
 class _OpenSink(Sink):
-    def __init__(self, live: MemorySink, stream: SinkStream) -> None:
+    def __init__(self, live: MemorySink, stream: SinkStream, *, keeps_state: bool) -> None:
         self._live = live
-        if live.stream is not None and live.stream.owner != stream.owner:
+        # A run with state may continue another's: state moves between engines and machines. One without never does.
+        if live.stream is not None and live.stream.owner != stream.owner and not (keeps_state and live.keeps_state):
             live.clear()
-        live.stream = stream
+        live.stream, live.keeps_state = stream, keeps_state
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         if epoch in self._live.released:

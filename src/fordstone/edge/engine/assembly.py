@@ -154,7 +154,7 @@ class ConnectorOpener:
     def sink(self, step: p.Sink) -> Sink:
         job, stream = self._job, self._job.types[step.input]
         # The publisher of a control table keeps its id across restarts; another state directory is another publisher. A sink in
-        # memory knows by it that the rows that it has are of another run.
+        # memory knows by it that its rows are of another run.
         named = not capabilities(step.connector).isdisjoint({Capability.NEEDS_HOME, Capability.IN_PROCESS})
         owner = holder_of(job.environment.disk, job.home) if named else ""
         taken = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
