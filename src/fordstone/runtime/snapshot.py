@@ -18,7 +18,7 @@ from fordstone.state.base import Piece, State
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows. `late` ones were judged so at their source."""
+    """Rows. `late` ones are below the watermark of their source partition, and carry it (`ROW_WATERMARK`)."""
 
     frame: pl.DataFrame
     late: bool = False

@@ -47,7 +47,7 @@ class What(IntEnum):
     ROWS = 0
     """A batch for the keyed step that `tag` names."""
     LATE = 1
-    """Likewise, of rows that were judged late."""
+    """Likewise, of rows that are below the watermark of their source partition, and carry it."""
     CLOCK = 2
     """How far the sources' time has come."""
     OUT = 3
