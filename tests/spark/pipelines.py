@@ -247,6 +247,8 @@ class Case:
             # Some rows are years ahead, and the oracle has no clock.
             max_ahead=None,
             idle_after=idle_after,
+            # Their seconds are counted from 1970.
+            check_time_unit=False,
         )
         node = Rowwise(frozenset({name}), lambda row: [row])
         self.oracle.source(name, node, lateness_us=lateness_s * SECOND, time=time)
