@@ -15,6 +15,7 @@ from fordstone.protocol.partitions import (
     followed,
     joined_floor_us,
     partition_watermark_us,
+    reached_us,
     source_state,
 )
 
@@ -101,6 +102,29 @@ def test_what_a_source_waits_for(
 ) -> None:
     assert source_state(partitions, bounded=False) is unbounded
     assert source_state(partitions, bounded=True) is bounded
+
+
+@pytest.mark.parametrize(
+    ("before", "waited", "ended", "reached"),
+    [
+        # The least that is waited for, whatever ended.
+        (5, [9, 7], [], 7),
+        (5, [9, 7], [20], 7),
+        (5, [TIME_MIN_US, 7], [20], 5),
+        (5, [3], [20], 5),
+        # Nothing is waited for: the furthest that ended.
+        (5, [], [9, 20, 7], 20),
+        (5, [], [3], 5),
+        (5, [], [TIME_MIN_US], 5),
+        # All are idle.
+        (5, [], [], 5),
+        (TIME_MIN_US, [], [], TIME_MIN_US),
+    ],
+)
+def test_how_far_time_has_come_where_watermarks_meet(
+    before: int, waited: list[int], ended: list[int], reached: int
+) -> None:
+    assert reached_us(before, waited=waited, ended=ended) == reached
 
 
 H, DAY = 60, 24 * 60

@@ -28,15 +28,21 @@ class Engine(Protocol):
 
 
 class OnEdge:
-    def __init__(self, root: Path, parallelism: int) -> None:
+    def __init__(self, root: Path, parallelism: int, *, batch_rows: int = 7) -> None:
         del root
         self._disk, self._clock = MemoryDisk(), SimClock()
-        self._parallelism = parallelism
+        self._parallelism, self._batch_rows = parallelism, batch_rows
         self._engine: Any = None
 
     def run(self, plan: Plan) -> None:
         if self._engine is None:
-            config = RunConfig(node="n", bounded=False, parallelism=self._parallelism, interval="2ms", batch_rows=7)
+            config = RunConfig(
+                node="n",
+                bounded=False,
+                parallelism=self._parallelism,
+                interval="2ms",
+                batch_rows=self._batch_rows,
+            )
             store = CheckpointStore(self._disk, pipeline=plan.pipeline, node="n", compression="none", keep=2)
             environment = Environment(
                 clock=self._clock, disk=self._disk, choose=lambda _: 0, dead_letters=lambda _: NoDeadLetters()

@@ -29,6 +29,7 @@ from fordstone.spark.hosted.plan_batches import (
     PartitionRead,
     Planner,
     SourceClock,
+    SourceTime,
     SourceTimes,
     Work,
     cut_after,
@@ -37,8 +38,8 @@ from fordstone.spark.hosted.plan_batches import (
     partition_watermark_us,
     read_clock,
     read_work,
+    source_times,
     time_of,
-    watermarks_us,
 )
 from fordstone.spark.hosted.source import opened
 
@@ -636,7 +637,7 @@ def test_marks_count_together_in_any_order() -> None:
         msgspec.json.encode(SourceTimes(least_us={"s": 35, "t": 50})),
     ]
     for some in permutations(marks):
-        assert watermarks_us(read_clock(some)) == {"s": 30, "t": 50}
+        assert source_times(read_clock(some)) == {"s": SourceTime(30), "t": SourceTime(50)}
 
 
 @pytest.mark.parametrize(
@@ -647,23 +648,27 @@ def test_marks_count_together_in_any_order() -> None:
         (clock(5, least_us=9), 7, 7),
         (clock(5, least_us=2), 7, 5),
         (clock(), None, TIME_MIN_US),
-        (clock(5, SourceState.IDLE), None, None),
-        (clock(5, SourceState.IDLE), 7, None),
+        (clock(5, SourceState.IDLE), None, 5),
+        (clock(5, SourceState.IDLE), 7, 5),
         (clock(5, SourceState.ENDED), None, TIME_MAX_US),
     ],
 )
 def test_a_source_is_as_far_as_the_furthest_behind_of_its_partitions(
-    known: SourceClock, least_us: int | None, wanted: int | None
+    known: SourceClock, least_us: int | None, wanted: int
 ) -> None:
     least = {} if least_us is None else {"s": least_us}
-    assert watermarks_us(SourceTimes(clocks={"s": known}, least_us=least)) == {"s": wanted}
+    found = source_times(SourceTimes(clocks={"s": known}, least_us=least))
+    assert found == {"s": SourceTime(wanted, idle=known.state is SourceState.IDLE)}
 
 
 def test_where_rows_of_several_sources_meet_the_last_one_that_is_waited_for_counts() -> None:
-    assert time_of(["s", "t"], {"s": 5, "t": 9}, TIME_MIN_US) == 5
-    assert time_of(["s", "t"], {"s": None, "t": 9}, TIME_MIN_US) == 9
-    assert time_of(["s", "t"], {"s": None, "t": None}, 4) == 4
-    assert time_of(["s"], {"s": 5, "t": 9}, 8) == 8
+    idle, five, nine = SourceTime(7, idle=True), SourceTime(5), SourceTime(9)
+    assert time_of(["s", "t"], {"s": five, "t": nine}, TIME_MIN_US) == 5
+    assert time_of(["s", "t"], {"s": idle, "t": nine}, TIME_MIN_US) == 9
+    assert time_of(["s", "t"], {"s": idle, "t": idle}, 4) == 4
+    assert time_of(["s"], {"s": five, "t": nine}, 8) == 8
+    assert time_of(["s", "t"], {"s": idle, "t": SourceTime(8, idle=True, ended_us=8)}, 4) == 8
+    assert time_of(["s", "t"], {"s": five, "t": SourceTime(8, idle=True, ended_us=8)}, 4) == 5
 
 
 def test_a_partition_is_as_far_as_its_largest_time_less_the_lateness_but_not_before_it_joined() -> None:

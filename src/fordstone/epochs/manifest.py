@@ -121,6 +121,7 @@ class LoggedItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run: RunRef | None = None
     watermark_us: int = TIME_MIN_US
     idle: bool = False
+    ended_us: int = TIME_MIN_US
 
 
 class ChannelLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

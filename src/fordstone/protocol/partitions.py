@@ -38,7 +38,7 @@ class SourceState(StrEnum):
     OPEN = "open"
     """At least one partition is read: the watermark is the least of theirs."""
     IDLE = "idle"
-    """Nothing is waited for at present: the watermark stays, and holds no other source back."""
+    """Nothing is waited for at present: the watermark holds no other source back, and moves only as `reached_us` says."""
     ENDED = "ended"
     """Bounded input was read to its end: time goes to its end."""
 
@@ -157,6 +157,17 @@ def followed(members: Iterable[SeriesMember], lateness_us: int) -> dict[str, int
         else:
             found |= continued
     return found
+
+
+def reached_us(before_us: int, *, waited: Iterable[int], ended: Iterable[int]) -> int:
+    """Return how far time has come where several watermarks meet: partitions of a source, its tasks, or sources. It never goes back.
+
+    `waited`: the watermarks of those that time waits for, with or without rows: the least counts. `ended`: of partitions that were
+    read to their end and never grow. They hold nothing back, so if nothing is waited for, time is where the furthest of them ended.
+    Those that are only idle are in neither: if there is nothing else, time stays.
+    """
+    least_us = min(waited, default=None)
+    return max(before_us, max(ended, default=TIME_MIN_US) if least_us is None else least_us)
 
 
 def source_state(partitions: Iterable[tuple[bool, bool]], *, bounded: bool) -> SourceState:

@@ -12,7 +12,7 @@ Input that is not a row becomes a dead letter, with its place and the reason, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -83,6 +83,18 @@ def has_event_time(step: p.Source) -> bool:
     return step.time is not None or step.timed_by is not None or step.declares_time
 
 
+def ended_us(step: p.Source, partitions: Iterable[Partition | PartitionCut], *, bounded: bool) -> int:
+    """Return the largest watermark of the partitions that are done, for `reached_us`; TIME_MIN_US: none counts.
+
+    Time of bounded input ends with it, and declared time is that of the far end.
+    """
+    if bounded or not has_event_time(step) or step.declares_time or step.replaces:
+        return TIME_MIN_US
+    done = (one for one in partitions if one.done)
+    times = (partition_watermark_us(one.max_time_us, one.floor_us, step.lateness_us) for one in done)
+    return max(times, default=TIME_MIN_US)
+
+
 def lateness_of(plan: p.Plan) -> dict[str, int]:
     """The lateness of each source that judges its rows, by name."""
     sources = [step for step in plan.steps if isinstance(step, p.Source) and not step.declares_time]
@@ -112,7 +124,7 @@ class Partition:
     returned: bool = False
     identity: str = ""
     ended: bool = False
-    """Read to its end in this epoch, of input that goes on: its time counts until the barrier, where it is done."""
+    """Read to its end in this epoch, of input that goes on: it is waited for until the barrier, where it is done."""
     stashed: Chunk | None = None
     """Read while idle, to be worked on from the next barrier on."""
     heard_us: int = 0

@@ -30,6 +30,8 @@ class Watermark:
 
     us: int
     idle: bool = False
+    ended_us: int = TIME_MIN_US
+    """How far the furthest partition came that was read to its end: `reached_us`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

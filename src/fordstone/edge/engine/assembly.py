@@ -295,7 +295,7 @@ def _items(store: CheckpointStore, log: ChannelLog) -> Iterable[Item]:
         if item.run is not None:
             yield Batch(store.read_run(item.run), late=item.kind == "late")
         else:
-            yield Watermark(item.watermark_us, item.idle)
+            yield Watermark(item.watermark_us, item.idle, item.ended_us)
 
 
 def _task(parts: Parts, wiring: _Wiring, vertex: Vertex, subtask: int) -> Task:

@@ -1,7 +1,8 @@
 """The gate: takes items off a task's input channels, and keeps time and barriers in order.
 
 What a barrier does is judged in `protocol.alignment`; the gate moves items, logs what is in flight when the cut needs
-it, and works out the task's watermark: the least over its channels, idle ones left out, never going back.
+it, and works out the task's watermark: the least over its channels, idle ones left out, never going back
+(`protocol.partitions.reached_us`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fordstone.edge.engine.channel import Channel
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan.ids import Attempt
 from fordstone.protocol.alignment import Alignment, Arrival, Overtaking
+from fordstone.protocol.partitions import reached_us
 from fordstone.runtime.snapshot import Barrier, Batch, Item, Probe, Watermark
 
 FORWARD_EVERY: Final = 4
@@ -30,7 +32,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class TimeMoved:
-    """The task's watermark has grown, or it has become idle or busy again."""
+    """The task's watermark has grown, it has become idle or busy again, or a partition above it has ended."""
 
     us: int
     idle: bool
@@ -99,6 +101,8 @@ class Gate:
         """As the barriers that have come declare it for the time after the cut."""
         self._probed: dict[int, set[int]] = {}
         self.watermark_us = TIME_MIN_US
+        self.ended_us = TIME_MIN_US
+        """The furthest that a partition ended, of all channels."""
         self.idle = False
         self.forward_ended = False
 
@@ -175,7 +179,12 @@ class Gate:
             return Moved()
         self._times[index] = max(self._times[index], mark.us)
         self._idle[index] = mark.idle
-        return self._work_out_time()
+        ended_us, self.ended_us = self.ended_us, max(self.ended_us, mark.ended_us)
+        moved = self._work_out_time()
+        if self.ended_us > ended_us and isinstance(moved, Moved):
+            # Tasks below may have to know, which read from others as well.
+            return TimeMoved(self.watermark_us, self.idle)
+        return moved
 
     def _busy(self) -> list[int]:
         """The watermarks that time goes by."""
@@ -187,7 +196,7 @@ class Gate:
 
     def _work_out_time(self) -> GateEvent:
         busy = self._busy()
-        grown = max(self.watermark_us, min(busy)) if busy else self.watermark_us
+        grown = reached_us(self.watermark_us, waited=busy, ended=[self.ended_us])
         idle = not busy
         if grown == self.watermark_us and idle == self.idle:
             return Moved()

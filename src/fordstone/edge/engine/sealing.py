@@ -200,7 +200,8 @@ class Draft:
             if isinstance(item, Batch):
                 found.append(LoggedItem(kind="late" if item.late else "batch", run=self._store.write_run(item.frame)))
             elif isinstance(item, Watermark):
-                found.append(LoggedItem(kind="watermark", watermark_us=item.us, idle=item.idle))
+                logged = LoggedItem(kind="watermark", watermark_us=item.us, idle=item.idle, ended_us=item.ended_us)
+                found.append(logged)
         return tuple(found)
 
 

@@ -25,10 +25,19 @@ from fordstone.errors import CheckpointError, GoneError, StorageError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
-from fordstone.protocol.partitions import SourceState, source_state
+from fordstone.protocol.partitions import SourceState, reached_us, source_state
 from fordstone.runtime.chain import Outlet
 from fordstone.runtime.intake import Intake
-from fordstone.runtime.partition import DeadLetters, Partition, Share, has_event_time, limit_us, read_from, row_ids
+from fordstone.runtime.partition import (
+    DeadLetters,
+    Partition,
+    Share,
+    ended_us,
+    has_event_time,
+    limit_us,
+    read_from,
+    row_ids,
+)
 from fordstone.runtime.snapshot import Barrier, FrozenSource
 from fordstone.storage.disk import Disk, FatalStorageError
 from fordstone.storage.journal import Journal, seal
@@ -180,6 +189,7 @@ class ReadingTask(Task):
         self._share = Share(setup.partitions, now_us=parts.clock.monotonic_us())
         self._watermark_us = setup.watermark_us
         self._idle = False
+        self._ended_us = TIME_MIN_US
         self._announced = False
         self._bounded = False
         """Whether a partition that was read to its end has ended for good."""
@@ -273,18 +283,20 @@ class ReadingTask(Task):
                 self._reports.finished(self.id)
             return
         idle = state is SourceState.IDLE
-        grown = self._watermark_us
-        if not idle and has_event_time(self._step):
-            active = [q for q in self._share.partitions.values() if not (q.done or q.idle)]
-            grown = max(grown, min(q.watermark_us(self._step.lateness_us) for q in active))
-        if grown > self._watermark_us or idle != self._idle or not self._announced:
+        grown, ended = self._watermark_us, TIME_MIN_US
+        if has_event_time(self._step):
+            partitions = self._share.partitions.values()
+            ended = ended_us(self._step, partitions, bounded=self._bounded)
+            active = [q for q in partitions if not (idle or q.done or q.idle)]
+            grown = reached_us(grown, waited=[q.watermark_us(self._step.lateness_us) for q in active], ended=[ended])
+        moved, changed = grown > self._watermark_us, idle != self._idle or ended != self._ended_us
+        if moved or changed or not self._announced:
             self._announced = True
-            moved, changed = grown > self._watermark_us, idle != self._idle
-            self._watermark_us, self._idle = grown, idle
+            self._watermark_us, self._idle, self._ended_us = grown, idle, ended
             if moved:
                 self.chain.on_watermark(grown)
             if grown > TIME_MIN_US or idle or changed:
-                self._announce(grown, idle=idle)
+                self._announce(grown, idle=idle, ended_us=ended)
 
     def _state(self) -> SourceState:
         partitions = self._share.partitions.values()

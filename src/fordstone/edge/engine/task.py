@@ -133,8 +133,8 @@ class Task(ABC):
             if back or not output.back:
                 self._pending.extend((channel, item) for channel in output.channels)
 
-    def _announce(self, us: int, *, idle: bool) -> None:
-        self._broadcast(Watermark(us, idle), back=False)
+    def _announce(self, us: int, *, idle: bool, ended_us: int = TIME_MIN_US) -> None:
+        self._broadcast(Watermark(us, idle, ended_us), back=False)
 
     def _cut(self, barrier: Barrier, *, logging: bool) -> None:
         """Freeze and pass the barrier on. `logging`: what was in flight is still to come."""
@@ -236,7 +236,7 @@ class StreamTask(Task):
 
     def _on_time(self, us: int, *, idle: bool) -> None:
         self.chain.on_watermark(us)
-        self._announce(us, idle=idle)
+        self._announce(us, idle=idle, ended_us=self.gate.ended_us)
 
     def _on_probe(self, probe: Probe) -> None:
         self._broadcast(probe)

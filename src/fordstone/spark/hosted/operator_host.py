@@ -33,7 +33,7 @@ from fordstone.spark.hosted.packing import (
     shard_keys,
     shards_of,
 )
-from fordstone.spark.hosted.plan_batches import TaskFacts, read_clock, time_of, watermarks_us
+from fordstone.spark.hosted.plan_batches import TaskFacts, read_clock, source_times, time_of
 from fordstone.spark.hosted.sent import MEMO
 from fordstone.spark.hosted.stages import Host, QuerySetting, make_chain
 from fordstone.state.base import Piece, RunRef, State
@@ -135,7 +135,7 @@ class ShardHost:
         memo = ShardMemo() if stored is None else msgspec.json.decode(stored, type=ShardMemo)
         self._next_number = memo.next_number
         clock = read_clock(inbox.clocks)
-        times = watermarks_us(clock)
+        times = source_times(clock)
         late_rows = late_by_us = failed_rows = state_bytes = 0
         for tag, host in self._mine.items():
             chain, known, pieces = self._restored(host, memo, inbox.seeds.get(tag, []))

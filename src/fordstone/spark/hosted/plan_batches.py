@@ -12,7 +12,7 @@ holds nothing that may not be lost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -31,9 +31,10 @@ from fordstone.protocol.partitions import (
     decide,
     is_continued,
     joined_floor_us,
+    reached_us,
     source_state,
 )
-from fordstone.runtime.partition import has_event_time, limit_us, next_times_us, series_member
+from fordstone.runtime.partition import ended_us, has_event_time, limit_us, next_times_us, series_member
 
 
 class PartitionRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -62,6 +63,8 @@ class SourceClock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """After the batch."""
     least_us: int | None = None
     """The least watermark of the partitions that are waited for but not read in this batch."""
+    ended_us: int = TIME_MIN_US
+    """The largest watermark of the partitions that ended before this batch."""
 
 
 class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -113,9 +116,21 @@ class SourceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """From one task of each batch."""
     least_us: dict[str, int] = {}
     """After the batch, for the partitions that this task read and that are still waited for."""
+    ended_us: dict[str, int] = {}
+    """The largest watermark of those that it read to their end."""
     now_us: int = 0
     before_us: int = 0
     """The times by the clock, from the task that was given the work."""
+
+
+class SourceTime(NamedTuple):
+    """How far time has come in a source after a batch."""
+
+    us: int
+    idle: bool = False
+    """Nothing of it is waited for: it holds no other source back."""
+    ended_us: int = TIME_MIN_US
+    """The largest watermark of the partitions that ended."""
 
 
 def read_work(offset: Mapping[str, Any]) -> Work:
@@ -140,6 +155,7 @@ def read_clock(marks: Iterable[bytes]) -> SourceTimes:
     """All marks of a batch as one."""
     clocks: dict[str, SourceClock] = {}
     least: dict[str, int] = {}
+    ended: dict[str, int] = {}
     now_us = before_us = 0
     for data in marks:
         mark = msgspec.json.decode(data, type=SourceTimes)
@@ -147,27 +163,32 @@ def read_clock(marks: Iterable[bytes]) -> SourceTimes:
         now_us, before_us = max(now_us, mark.now_us), max(before_us, mark.before_us)
         for source, us in mark.least_us.items():
             least[source] = min(least.get(source, us), us)
-    return SourceTimes(clocks=clocks, least_us=least, now_us=now_us, before_us=before_us)
+        for source, us in mark.ended_us.items():
+            ended[source] = max(ended.get(source, us), us)
+    return SourceTimes(clocks=clocks, least_us=least, ended_us=ended, now_us=now_us, before_us=before_us)
 
 
-def watermarks_us(clock: SourceTimes) -> dict[str, int | None]:
-    """Return the watermark of each source after the batch; None: it is idle, and holds no other source back."""
-    found: dict[str, int | None] = {}
+def source_times(clock: SourceTimes) -> dict[str, SourceTime]:
+    """Return how far time has come in each source after the batch."""
+    found: dict[str, SourceTime] = {}
     for source, known in clock.clocks.items():
         if known.state is SourceState.ENDED:
-            found[source] = TIME_MAX_US
-        elif known.state is SourceState.IDLE:
-            found[source] = None
-        else:
-            leasts = [us for us in (known.least_us, clock.least_us.get(source)) if us is not None]
-            found[source] = max(known.watermark_us, min(leasts, default=TIME_MIN_US))
+            found[source] = SourceTime(TIME_MAX_US)
+            continue
+        idle = known.state is SourceState.IDLE
+        leasts = () if idle else (known.least_us, clock.least_us.get(source))
+        furthest_us = max(known.ended_us, clock.ended_us.get(source, TIME_MIN_US))
+        us = reached_us(known.watermark_us, waited=[us for us in leasts if us is not None], ended=[furthest_us])
+        found[source] = SourceTime(us, idle=idle, ended_us=furthest_us)
     return found
 
 
-def time_of(sources: Iterable[str], watermarks: Mapping[str, int | None], before_us: int) -> int:
+def time_of(sources: Iterable[str], times: Mapping[str, SourceTime], before_us: int) -> int:
     """How far time has come where rows of these sources meet. It never goes back."""
-    waited = [us for us in (watermarks.get(source) for source in sources) if us is not None]
-    return max(before_us, min(waited, default=TIME_MIN_US))
+    found = [times[source] for source in sources if source in times]
+    return reached_us(
+        before_us, waited=[one.us for one in found if not one.idle], ended=[one.ended_us for one in found]
+    )
 
 
 def partition_watermark_us(cut: PartitionCut, lateness_us: int) -> int:
@@ -175,13 +196,20 @@ def partition_watermark_us(cut: PartitionCut, lateness_us: int) -> int:
     return rules.partition_watermark_us(cut.max_time_us, cut.floor_us, lateness_us)
 
 
-def waits_for(read: PartitionRead, *, bounded: bool) -> bool:
-    """Return whether a partition's time counts after the batch that reads it.
+class ReadTimes:
+    """How far time has come in the partitions that were read, by source: in those still waited for, and in those that ended."""
 
-    Bounded input that has ended does not hold time back. A file that never grows counts with the batch in which it ends, or time
-    would stand still where each file is read by one batch.
-    """
-    return not (read.ended and bounded)
+    def __init__(self) -> None:
+        self.least_us: dict[str, int] = {}
+        self.ended_us: dict[str, int] = {}
+
+    def add(self, read: PartitionRead, cut: PartitionCut, lateness_us: int, *, bounded: bool) -> None:
+        """Add a partition as it is after the batch. At the end of bounded input time ends, wherever its partitions ended."""
+        us = partition_watermark_us(cut, lateness_us)
+        if not read.ended:
+            self.least_us[read.source] = min(self.least_us.get(read.source, us), us)
+        elif not bounded:
+            self.ended_us[read.source] = max(self.ended_us.get(read.source, us), us)
 
 
 def cut_after(before: Cut | None, work: Work, facts: Sequence[PartitionFact], lateness_us: Mapping[str, int]) -> Cut:
@@ -191,7 +219,7 @@ def cut_after(before: Cut | None, work: Work, facts: Sequence[PartitionFact], la
         raise DamagedError(
             f"epoch {work.epoch} follows {work.epoch - 1}, but the cut before it is that of {before.epoch}."
         )
-    least: dict[str, int] = {}
+    read_times = ReadTimes()
     sources: dict[str, dict[str, PartitionCut]] = {
         source: dict(before.sources[source].partitions) if before is not None and source in before.sources else {}
         for source in work.clocks
@@ -216,23 +244,18 @@ def cut_after(before: Cut | None, work: Work, facts: Sequence[PartitionFact], la
             identity=read.identity,
         )
         sources[read.source][read.partition] = cut
-        if waits_for(read, bounded=work.bounded):
-            us = partition_watermark_us(cut, lateness_us[read.source])
-            least[read.source] = min(least.get(read.source, us), us)
+        read_times.add(read, cut, lateness_us[read.source], bounded=work.bounded)
     if known:
         source, partition = next(iter(known))
         raise DamagedError(
             f"epoch {work.epoch}: a task read {source} {partition}, which was not planned. The checkpoint location is damaged or "
             "mixed with that of another query; restore it from a copy."
         )
-    times = watermarks_us(SourceTimes(clocks=work.clocks, least_us=least))
-    cuts = {}
-    for source, partitions in sources.items():
-        reached_us = times[source]
-        cuts[source] = SourceCut(
-            partitions=dict(sorted(partitions.items())),
-            watermark_us=work.clocks[source].watermark_us if reached_us is None else reached_us,
-        )
+    times = source_times(SourceTimes(clocks=work.clocks, least_us=read_times.least_us, ended_us=read_times.ended_us))
+    cuts = {
+        source: SourceCut(partitions=dict(sorted(partitions.items())), watermark_us=times[source].us)
+        for source, partitions in sources.items()
+    }
     ended = work.bounded and all(clock.state is SourceState.ENDED for clock in work.clocks.values())
     return Cut(epoch=work.epoch, sources=cuts, bounded=work.bounded, ended=ended, now_us=work.now_us)
 
@@ -325,7 +348,12 @@ class Planner:
                 if name not in read and not one.idle and not one.done
             ]
             least_us = min(waiting, default=None) if has_event_time(step) else TIME_MIN_US
-            clocks[step.name] = SourceClock(watermark_us=known.watermark_us, state=state, least_us=least_us)
+            clocks[step.name] = SourceClock(
+                watermark_us=known.watermark_us,
+                state=state,
+                least_us=least_us,
+                ended_us=ended_us(step, partitions.values(), bounded=self._bounded),
+            )
             if here:
                 changed[step.name] = here
         ticks = self._tick_us is not None and self._target is None and now_us - before_us >= self._tick_us
@@ -500,8 +528,7 @@ class Planner:
 
     def _state(self, partitions: Mapping[str, PartitionCut], reads: list[PartitionRead]) -> SourceState:
         """Return what the source waits for after the batch."""
-        # Time of a file that ends with this batch still counts, unless input is bounded.
-        ending = {read.partition for read in reads if read.ended and self._bounded}
+        ending = {read.partition for read in reads if read.ended}
         return source_state(
             ((cut.idle, cut.done or name in ending) for name, cut in partitions.items()), bounded=self._bounded
         )

@@ -33,14 +33,13 @@ from fordstone.spark.hosted.plan_batches import (
     PartitionFact,
     PartitionRead,
     Planner,
+    ReadTimes,
     SourceTimes,
     TaskFacts,
     Work,
     first_offset,
     offset_of,
-    partition_watermark_us,
     read_work,
-    waits_for,
 )
 from fordstone.spark.hosted.stages import QuerySetting, make_chain, tick_us
 
@@ -75,7 +74,7 @@ class Feed:
     def run(self, reads: Sequence[PartitionRead], work: Work | None) -> Iterator[Packed]:
         """Yield everything that comes of these reads. One task of each batch is also given the work, and reports it."""
         facts: list[PartitionFact] = []
-        least_us: dict[str, int] = {}
+        times = ReadTimes()
         for read in reads:
             partition = Partition.restored(
                 read.partition,
@@ -102,9 +101,7 @@ class Feed:
                     rejected=rejected,
                 )
             )
-            if waits_for(read, bounded=self._setting.bounded):
-                us = partition_watermark_us(partition.cut(), self._step(read.source).lateness_us)
-                least_us[read.source] = min(least_us.get(read.source, us), us)
+            times.add(read, partition.cut(), self._step(read.source).lateness_us, bounded=self._setting.bounded)
         report = TaskFacts(
             partitions=tuple(facts),
             rows_late=sum(chain.late_rows for chain in self._chains.values()),
@@ -113,8 +110,8 @@ class Feed:
             work=work,
         )
         self._packer.add(Packed(0, What.FACTS, 0, msgspec.json.encode(report)))
-        if self._stages.depth and (least_us or work is not None):
-            mark = SourceTimes(least_us=least_us)
+        if self._stages.depth and (times.least_us or times.ended_us or work is not None):
+            mark = SourceTimes(least_us=times.least_us, ended_us=times.ended_us)
             if work is not None:
                 mark = msgspec.structs.replace(mark, clocks=work.clocks, now_us=work.now_us, before_us=work.before_us)
             self._packer.to_all(What.CLOCK, 0, msgspec.json.encode(mark))

@@ -33,7 +33,7 @@ from fordstone.runtime.partition import has_event_time
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.operator_host import SeedPiece, ShardMemo
 from fordstone.spark.hosted.packing import Packed, What, decode, encode, shard_keys, sliced, split_state
-from fordstone.spark.hosted.plan_batches import partition_watermark_us, time_of
+from fordstone.spark.hosted.plan_batches import partition_watermark_us
 from fordstone.spark.hosted.sent import MEMO
 from fordstone.spark.hosted.stages import QuerySetting
 from fordstone.storage.disk import OsDisk
@@ -325,7 +325,7 @@ def _tasks(plan: Plan, graph: Graph, cut: Cut, times: Mapping[str, int]) -> tupl
             inputs = {name: partition_watermark_us(one, lateness_us) for name, one in partitions.items()}
             found.append(TaskCut(f"{vertex.name}/0", inputs, sources[vertex.name], cut.ended))
         else:
-            above = [source.name for source in plan.sources_of(vertex.name)]
-            us = times.get(vertex.name, time_of(above, sources, TIME_MIN_US))
+            above = [sources[source.name] for source in plan.sources_of(vertex.name) if source.name in sources]
+            us = times.get(vertex.name, min(above, default=TIME_MIN_US))
             found.append(TaskCut(f"{vertex.name}/0", {}, us, cut.ended))
     return tuple(found)
