@@ -194,7 +194,9 @@ class Counted(KeyedFunction):
 
 def _joined() -> Pipeline:
     pipeline = Pipeline("bench")
-    left, right = (pipeline.source(name, memory(MemorySource([])), schema=SCHEMA, time="ts", lateness="1s") for name in ("l", "r"))
+    left, right = (
+        pipeline.source(name, memory(MemorySource([])), schema=SCHEMA, time="ts", lateness="1s") for name in ("l", "r")
+    )
     left.join(right, on="k", between=("-100ms", "100ms"), name="step").sink("out", memory(MemorySink()))
     return pipeline
 

@@ -88,11 +88,11 @@ def test_an_exception_in_the_file_is_traced_in_their_files_only(invoke: Invoke, 
 def test_an_exception_of_ours_while_their_file_is_loaded_asks_for_a_report(
     invoke: Invoke, place: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("fordstone.api.pipeline.derive", None)
+    monkeypatch.setattr("fordstone.api.graph.derive", None)
     result = invoke("run", "flow.py")
     assert result.exit_code == 1
     assert "TypeError: 'NoneType'" in result.stderr
-    assert "fordstone/api/pipeline.py" in result.stderr
+    assert "fordstone/api/graph.py" in result.stderr
     assert "This is a bug in fordstone" in result.stderr
 
 

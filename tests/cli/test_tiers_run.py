@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +14,13 @@ from typing import Any
 
 import polars as pl
 import pytest
+from click.testing import CliRunner
 from tests import waiting
 from tests.cli.place import SECONDS_MAX, finish, start
 from tests.edge.test_supervisor import gone
 from tests.examples import rest
 
+from fordstone.cli.example import boxes
 from fordstone.connectors import latest, rows
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -53,10 +54,8 @@ def run(chain: Path) -> Iterator[Run]:
 
 
 def devices(place: Path, seconds: int, *, after: int = 0) -> None:
-    words = ["in", "--devices", str(DEVICES), "--seconds", str(seconds), "--after", str(after)]
-    subprocess.run(
-        [sys.executable, str(EXAMPLES / "cold_chain_devices.py"), *words], cwd=place, check=True, timeout=600
-    )
+    words = ["--devices", str(DEVICES), "--seconds", str(seconds), "--after", str(after), "--into", str(place / "in")]
+    CliRunner().invoke(boxes, words, catch_exceptions=False)
 
 
 def oracle(place: Path) -> pl.DataFrame:

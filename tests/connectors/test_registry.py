@@ -40,6 +40,7 @@ def offers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__, _this()))
     monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(registry, "_REGISTERED", {})  # pages of the documentation, run in this process, register theirs
 
 
 def _this() -> Any:

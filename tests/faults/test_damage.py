@@ -194,7 +194,7 @@ def test_without_cuts_a_damaged_manifest_stops_the_pipeline_and_nothing_is_writt
     if damage is delete:
         # No word of the epoch is left but the output itself: its sinks refuse to give it a second meaning.
         assert "SinkError: out/kept already has epoch" in ended.errors
-        assert "nothing was overwritten" in ended.errors
+        assert "Nothing was overwritten" in ended.errors
     else:
         assert "CheckpointError: pipeline faults cannot be resumed: " in ended.errors
         assert f"but epoch {newest} is sealed and its output may already have been released" in ended.errors
