@@ -28,13 +28,14 @@ class Engine(Protocol):
 
 
 class OnEdge:
-    def __init__(self, root: Path, parallelism: int, *, batch_rows: int = 7) -> None:
+    def __init__(self, root: Path, parallelism: int, *, batch_rows: int = 7, keep: int = 2) -> None:
         del root
         self._disk, self._clock = MemoryDisk(), SimClock()
-        self._parallelism, self._batch_rows = parallelism, batch_rows
+        self._parallelism, self._batch_rows, self._keep = parallelism, batch_rows, keep
+        self.replayed = 0
         self._engine: Any = None
 
-    def run(self, plan: Plan) -> None:
+    def run(self, plan: Plan, rounds: int = ROUNDS) -> None:
         if self._engine is None:
             config = RunConfig(
                 node="n",
@@ -43,12 +44,13 @@ class OnEdge:
                 interval="2ms",
                 batch_rows=self._batch_rows,
             )
-            store = CheckpointStore(self._disk, pipeline=plan.pipeline, node="n", compression="none", keep=2)
+            store = self._store(plan)
             environment = Environment(
                 clock=self._clock, disk=self._disk, choose=lambda _: 0, dead_letters=lambda _: NoDeadLetters()
             )
             self._engine = recovered_engine(plan, {}, config, environment, store, None)
-        for _ in range(ROUNDS):
+            self.replayed += len(self._engine.resumption.replay)
+        for _ in range(rounds):
             self._clock.now_us += 100
             for steppable in self._engine.steppables():
                 steppable.step()
@@ -56,6 +58,15 @@ class OnEdge:
     def restart(self) -> None:
         """As after a crash: what was not sealed is forgotten."""
         self._engine = None
+
+    def damage(self, plan: Plan) -> None:
+        """Damage all checkpoints: the next start replays what was sealed, if all of it is kept."""
+        store = self._store(plan)
+        for epoch in store.epochs():
+            self._disk.damage(f"{store.pipeline}/{store.node}/manifests/{epoch:012}.json", b"not a manifest")
+
+    def _store(self, plan: Plan) -> CheckpointStore:
+        return CheckpointStore(self._disk, pipeline=plan.pipeline, node="n", compression="none", keep=self._keep)
 
 
 class OnSpark:

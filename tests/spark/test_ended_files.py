@@ -115,3 +115,24 @@ def test_of_two_sources_that_ended_the_furthest_counts(engine: Engine, tmp_path:
     parquet(tmp_path / "in/b.parquet", range(60, 120))
     engine.run(pipeline.plan())
     assert closed(tmp_path) == tens(0, 110)
+
+
+@pytest.mark.parametrize("rounds", [20, 25, 30, 35, 40, 400])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_epochs_in_which_files_ended_are_replayed_as_they_were(tmp_path: Path, parallelism: int, rounds: int):
+    """Also if a run stopped between the barrier at which all files ended and the next: the run after it reads them once more."""
+    plan, put = parquet_files(tmp_path)
+    edge = OnEdge(tmp_path, parallelism, batch_rows=1000, keep=1000)
+    for number in range(3):
+        put(f"h{number:02d}", range(60 * number, 60 * number + 60))
+    edge.run(plan, rounds)
+    edge.restart()
+    edge.run(plan)
+    put("h03", range(180, 240))
+    edge.run(plan)
+    edge.damage(plan)
+    edge.restart()
+    edge.run(plan)
+    assert edge.replayed > 2
+    assert closed(tmp_path) == tens(0, 230)
+    assert late(tmp_path) == 0

@@ -73,10 +73,13 @@ class Replay:
         self._tasks: list[Task] = []
         self._known: dict[str, set[str]] = {}
         self._acknowledged: dict[TaskId, TaskSnapshot] = {}
+        self._replayed: Manifest | None = None
+        self._newest: Cut | None = None
         self._load(manifest)
 
     def restore(self, cut: Cut) -> None:
         """Give the sources the newest cut there is: partitions that join in a replayed epoch are in it."""
+        self._newest = cut
         for name, source in self._sources.items():
             if name in cut.sources:
                 source.restore(cut.sources[name].partitions)
@@ -86,6 +89,10 @@ class Replay:
 
         Raises `ReplayError` if it comes out different, and then nothing has changed.
         """
+        staged = any(source.stages for source in cut.sources.values())
+        if self._replayed is not None and (staged or self._replayed.cut.ended):
+            # A run may have started in this epoch: what it read and announced began with the checkpoint before it.
+            self._load_again(self._replayed)
         self._attempt = Attempt(self._attempt + 1)
         sources = [task for task in self._tasks if isinstance(task, ReplaySourceTask)]
         for task in sources:
@@ -107,11 +114,8 @@ class Replay:
         manifest = self._commit(cut, sealed)
         self._before_us = cut.now_us
         self._acknowledged = {}
+        self._replayed = manifest
         log.info("epoch replayed", extra={"epoch": cut.epoch})
-        if cut.ended:
-            # More input came after the end: it was read by a new run.
-            self.close()
-            self._load(manifest)
         return manifest
 
     def close(self) -> None:
@@ -133,6 +137,12 @@ class Replay:
         """Ignored: the cut records the end."""
 
     # How.
+
+    def _load_again(self, manifest: Manifest) -> None:
+        self.close()
+        self._load(manifest)
+        if self._newest is not None:
+            self.restore(self._newest)
 
     def _load(self, manifest: Manifest | None) -> None:
         job, manifest = self._job, without_end(manifest, self._job.plan)
