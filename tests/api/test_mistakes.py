@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from fordstone import Pattern, Pipeline, Stream, tumbling
-from fordstone.connectors import generator, memory
+from fordstone.connectors import files, generator, memory
 from fordstone.edge.config import RunConfig
 from fordstone.errors import FordstoneError
 
@@ -42,6 +42,8 @@ MISTAKES: list[tuple[str, Callable[[], object], str]] = [
     ("a key that is no name", lambda: rows().group_by(wrong(3)), "group_by(3): a key is the name of a column"),
     ("a key that is nothing", lambda: rows().deduplicate(wrong(None), within="1s"), "deduplicate(None): a key is the name"),
     ("a sink into text", lambda: rows().sink("out", wrong("out")), "sink out: 'out' is neither a connector nor a function. Use one of fordstone.connectors"),
+    ("an aggregate without a name", lambda: rows().group_by("a").agg("count(*)"), "agg('count(*)'): give each aggregate a name, as in agg(n='count(*)')."),
+    ("files at nothing", lambda: files(wrong(None)), "files(None): give a path or a URL"),
     ("a name that is a number", lambda: Pipeline(wrong(3)), "pipeline 3: a name has 1 to 100 letters"),
     ("a pattern without a start", lambda: Pattern("x").then("a", "n > 1"), "stage 'a' has none before it. Begin the pattern with start('a', ...)."),
     ("measures without names", lambda: rows().match(Pattern("x").start("a"), wrong(["n"])), "must name a column for each expression"),

@@ -241,8 +241,8 @@ class Stream:
     def deduplicate(self, *keys: str | Sequence[str], within: str | timedelta, name: str | None = None) -> Stream:
         """Drop rows that repeat a key shortly after a row that was kept: `deduplicate("id", within="1h")`.
 
-        The rows of a key are taken in order of time, once the watermark has passed them. A row is kept unless one of its
-        key that was kept lies less than `within` before it. Nulls are equal to each other here.
+        The rows of a key are taken in order of time, once the watermark has passed them. A row is dropped if the last row of its key that
+        was kept is less than `within` older. Nulls are equal to each other here.
         """
         named = self._named("deduplicate", name)
         with self._graph.building(named):
@@ -626,12 +626,14 @@ class Grouped:
             )
         return Grouped(self._stream, self._keys, window, early, allowed_lateness)
 
-    def agg(self, *, name: str | None = None, **aggregates: Aggregated) -> Stream:
+    def agg(self, *unnamed: Aggregated, name: str | None = None, **aggregates: Aggregated) -> Stream:
         """Aggregate to one row per key (and window): `agg(n="count(*)", mean="avg(temp)")`.
 
         With a window, a row is emitted once, when the window closes, with columns `window_start` and `window_end`. Without,
         a key's row is emitted at the end of each epoch in which it changed, and replaces the previous one.
         """
+        if unnamed:
+            raise PipelineError(f"agg({unnamed[0]!r}): give each aggregate a name, as in agg(n='count(*)').")
         graph, window = self._graph, self._window
         named = self._named("agg", name)
         with graph.building(named):

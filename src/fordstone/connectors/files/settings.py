@@ -113,13 +113,15 @@ class FileOptions(TypedDict, total=False):
     sync: bool
 
 
-def files(path: str, format: str | None = None, **options: Unpack[FileOptions]) -> ConnectorSpec:  # noqa: A002 - the word that people look for
+def files(path: str | Path, format: str | None = None, **options: Unpack[FileOptions]) -> ConnectorSpec:  # noqa: A002 - the word that people look for
     """Files on a local disk, or at a URL that fsspec opens: `s3://bucket/in/*.parquet`.
 
     As a source, `path` is a file or a pattern (`"in/*.jsonl"`, `"in/**/*.csv"`) and the format follows from each file's
     ending unless `format` says it; as a sink, `path` is a directory and `format` is needed. Formats are `jsonl`, `csv`,
     `parquet` and `arrow`. Options: see `fordstone.connectors.files.settings.FileSettings`.
     """
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"files({path!r}): give a path or a URL, as in files('in/*.jsonl').")
     if isinstance(format, str):
         format = _ALIASES.get(format.lower(), format.lower())  # noqa: A001 - as above
     local = local_path(str(path))
