@@ -62,7 +62,8 @@ def test_states_of_bases_count_and_may_be_replaced(pipeline, grouped):
 
 def test_the_stream_keeps_its_time_where_the_column_is_given_and_has_late_rows(pipeline, grouped):
     visited = grouped.process(Visits, schema=OUT_SCHEMA, name="timed")
-    grouped.process(Visits, schema={"n": "bigint"}, name="untimed")
+    untimed = grouped.process(Visits, schema={"n": "bigint"}, name="untimed")
+    untimed.sink("untimed_out", files("untimed", format="jsonl"))
     visited.late.sink("late", files("late", format="jsonl"))
     types = stream_types(pipeline.plan())
     assert (types[p.Input("timed")].time, types[p.Input("untimed")].time) == (EventTime(column="ts"), None)

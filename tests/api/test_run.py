@@ -176,6 +176,16 @@ def failing() -> Pipeline:
     return pipeline
 
 
+def test_steps_that_lead_to_no_sink_do_not_run():
+    pipeline, sink = Pipeline("tries"), MemorySink()
+    readings = pipeline.source("readings", memory([numbered(7)]), schema=SCHEMA)
+    readings.map(boom).filter("n > 1")
+    readings.sink("out", memory(sink))
+    assert [step.name for step in pipeline.plan().steps] == ["readings", "out"]
+    assert pipeline.run(bounded=True).outcome == "ended"
+    assert sink.rows().height == 1
+
+
 def test_a_failed_run_raises_where_it_is_waited_for():
     run = failing().start(bounded=True, restart=ONCE)
     with pytest.raises(TaskError, match="no 7"):

@@ -6,7 +6,7 @@ A step is checked before it is taken in, so the graph is valid at any time. What
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -80,18 +80,23 @@ class Graph:
                 "or its body failed. Return the pair of streams from the body first."
             )
         draft = self.draft()
-        if not any(_is_end(draft, step) for step in draft.steps):
+        ends = [step.name for step in draft.steps if _is_end(draft, step)]
+        if not ends:
             raise PipelineError(
                 f"pipeline {draft.pipeline} has no sink, so its results would be lost. Add stream.sink(...)."
             )
-        return draft
+        return self._part_before(ends)
 
     def part_of(self, at: p.Input) -> p.Plan:
         """The plan of the steps that a stream comes from. What writes a control table that they read is among them."""
+        return self._part_before([at.step])
+
+    def _part_before(self, ends: Iterable[str]) -> p.Plan:
+        """The plan of these steps and of those that their rows come from: what is read by none of them does not run."""
         steps = {step.name: step for step in self.steps}
         writers = {step.control: step.name for step in self.steps if isinstance(step, p.ToEdges)}
         needed: set[str] = set()
-        names = [at.step]
+        names = list(ends)
         while names:
             name = names.pop()
             if name in needed:
@@ -101,6 +106,8 @@ class Graph:
             names += [stream.step for stream in step.inputs]
             if isinstance(step, p.Loop):
                 names.append(step.feedback.step)
+            if isinstance(step, p.ToEdges):
+                names.append(step.control)
             if name in writers:
                 names.append(writers[name])
         draft = self.draft()
