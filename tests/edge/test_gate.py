@@ -194,3 +194,25 @@ def test_without_holding_back_what_a_channel_said_after_its_barrier_stands():
     channels[1].offer(barrier(1))
     events(gate)
     assert gate.watermark_us == 5
+
+
+def test_where_all_channels_ended_time_goes_to_the_furthest_after_the_cut_and_the_task_is_idle_after_that():
+    gate, (one, two) = gate_of(2)
+    one.offer(Watermark(10))
+    two.offer(Watermark(20))
+    events(gate)
+    one.offer(replace(barrier(1), idle=True, ended_us=10))
+    two.offer(replace(barrier(1), idle=True, ended_us=20))
+    found = events(gate)
+    # Not idle yet: windows that close now are rows for the tasks below.
+    assert found[-2:] == [CutHere(barrier(1), logging=False), TimeMoved(20, idle=False)]
+    one.offer(Watermark(10, idle=True, ended_us=10))
+    assert events(gate) == [TimeMoved(20, idle=True)]
+
+
+def test_a_channel_that_ended_holds_nothing_back_and_moves_no_time_while_another_is_waited_for():
+    gate, (one, two) = gate_of(2)
+    one.offer(Watermark(20, idle=True, ended_us=20))
+    two.offer(Watermark(5))
+    events(gate)
+    assert gate.watermark_us == 5

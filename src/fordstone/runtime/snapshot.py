@@ -31,7 +31,7 @@ class Watermark:
     us: int
     idle: bool = False
     ended_us: int = TIME_MIN_US
-    """How far the furthest partition came that was read to its end: `reached_us`."""
+    """From a source: how far the furthest partition came that was read to its end (`reached_us`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,8 @@ class Barrier:
     idle: bool = False
     """After it, this channel does not hold time back. Applied to all channels at the cut itself, so that it does not matter whose rows
     come first after it."""
+    ended_us: int = TIME_MIN_US
+    """From a source, likewise: as in `Watermark`."""
     now_us: int = 0
     """The time by the clock, for all tasks alike."""
     before_us: int = 0

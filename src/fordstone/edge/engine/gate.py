@@ -32,7 +32,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class TimeMoved:
-    """The task's watermark has grown, it has become idle or busy again, or a partition above it has ended."""
+    """The task's watermark has grown, or it has become idle or busy again."""
 
     us: int
     idle: bool
@@ -99,9 +99,10 @@ class Gate:
         self._idle_changed = False
         self._idle_next = [False] * len(channels)
         """As the barriers that have come declare it for the time after the cut."""
+        self._ended_next_us = TIME_MIN_US
         self._probed: dict[int, set[int]] = {}
         self.watermark_us = TIME_MIN_US
-        self.ended_us = TIME_MIN_US
+        self._ended_us = TIME_MIN_US
         """The furthest that a partition ended, of all channels."""
         self.idle = False
         self.forward_ended = False
@@ -179,12 +180,8 @@ class Gate:
             return Moved()
         self._times[index] = max(self._times[index], mark.us)
         self._idle[index] = mark.idle
-        ended_us, self.ended_us = self.ended_us, max(self.ended_us, mark.ended_us)
-        moved = self._work_out_time()
-        if self.ended_us > ended_us and isinstance(moved, Moved):
-            # Tasks below may have to know, which read from others as well.
-            return TimeMoved(self.watermark_us, self.idle)
-        return moved
+        self._ended_us = max(self._ended_us, mark.ended_us)
+        return self._work_out_time()
 
     def _busy(self) -> list[int]:
         """The watermarks that time goes by."""
@@ -194,10 +191,14 @@ class Gate:
         # What has ended does not make time end for what is only idle.
         return [] if busy and min(busy) == TIME_MAX_US and not self.forward_ended else busy
 
+    def _is_idle(self, busy: list[int]) -> bool:
+        """Whether nothing comes from this task. Time that moves on to where partitions ended may close windows first."""
+        return not busy and self._ended_us <= self.watermark_us
+
     def _work_out_time(self) -> GateEvent:
         busy = self._busy()
-        grown = reached_us(self.watermark_us, waited=busy, ended=[self.ended_us])
-        idle = not busy
+        idle = self._is_idle(busy)
+        grown = reached_us(self.watermark_us, waited=busy, ended=[self._ended_us])
         if grown == self.watermark_us and idle == self.idle:
             return Moved()
         self.watermark_us, self.idle = grown, idle
@@ -209,6 +210,7 @@ class Gate:
             self._overtaking.abandon()
             self._loop_log = None
         self._idle_next[index] = barrier.idle
+        self._ended_next_us = max(self._ended_next_us, barrier.ended_us)
         match self._alignment.arrive(index, barrier.attempt):
             case Arrival.SNAPSHOT:
                 if self._back:
@@ -217,9 +219,11 @@ class Gate:
                     # Without holding back, a channel may have said more about itself since its barrier.
                     for forward in self._forward():
                         self._idle[forward] = self._idle_next[forward]
+                self._ended_us = max(self._ended_us, self._ended_next_us)
                 # Time moves after the cut: windows that close by it belong to the next epoch, and so does the watermark.
                 self._idle_changed = True
-                return CutHere(replace(barrier, idle=not self._busy()), logging=bool(self._back))
+                passed = replace(barrier, idle=self._is_idle(self._busy()), ended_us=TIME_MIN_US)
+                return CutHere(passed, logging=bool(self._back))
             case Arrival.RETURNED if self._loop_log is not None:
                 log, self._loop_log = tuple(self._loop_log), None
                 return InFlight(barrier.attempt, {self.channels[index].name: log})

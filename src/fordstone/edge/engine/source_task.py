@@ -305,7 +305,8 @@ class ReadingTask(Task):
     def _pass_barrier(self, barrier: Barrier) -> None:
         """Cut here. Changes of partitions that were made at the barrier count in the time after it."""
         idle = self._state() is not SourceState.OPEN
-        self._cut(replace(barrier, idle=idle and not self.finished), logging=False)
+        ended = ended_us(self._step, self._share.partitions.values(), bounded=self._bounded)
+        self._cut(replace(barrier, idle=idle and not self.finished, ended_us=ended), logging=False)
         self._announce_time()
 
     def _times_us(self) -> dict[str, int]:

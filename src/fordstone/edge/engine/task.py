@@ -236,7 +236,7 @@ class StreamTask(Task):
 
     def _on_time(self, us: int, *, idle: bool) -> None:
         self.chain.on_watermark(us)
-        self._announce(us, idle=idle, ended_us=self.gate.ended_us)
+        self._announce(us, idle=idle)
 
     def _on_probe(self, probe: Probe) -> None:
         self._broadcast(probe)
