@@ -278,7 +278,8 @@ def test_an_interrupt_stops_a_run_that_blocks():
     assert report.outcome == "stopped"
 
 
-def test_the_end_of_the_process_stops_what_still_runs(tmp_path: Path):
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_end_of_the_process_stops_what_still_runs(tmp_path: Path, waits: bool):
     code = f"""
     import tempfile
     tempfile.tempdir = {str(tmp_path)!r}
@@ -287,6 +288,8 @@ def test_the_end_of_the_process_stops_what_still_runs(tmp_path: Path):
     p = Pipeline("p")
     p.source("s", memory([[{{"n": 1}}]]), schema={{"n": "bigint"}}).sink("out", memory(MemorySink()))
     run = p.start()
+    while {waits} and run.progress is None:
+        pass
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], check=True, capture_output=True, text=True, timeout=120

@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import sysconfig
 import threading
+import weakref
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from pathlib import Path
@@ -35,6 +36,9 @@ class Run:
         self._over: Future[Report] = Future()
         self._progress: Progress | None = None
         self._thread = threading.Thread(target=self._run, name=f"fordstone-{pipeline}", daemon=True)
+        # Exit functions are called in reverse order. The one that removes temporary directories is registered with the first finalizer:
+        # it has to come after the run was stopped, which needs its directory until then.
+        weakref.finalize(self, int).detach()
         atexit.register(self._stop_at_exit)
         self._thread.start()
 
