@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from fordstone import Pipeline, Stream, tumbling
-from fordstone.connectors import MemorySink, files, generator, memory
+from fordstone.connectors import MemorySink, MemorySource, files, generator, memory
 from fordstone.errors import ConfigError, TaskError
 
 ROWS = [{"device": "ab"[n % 2], "ts": f"2026-01-01T00:00:{n:02d}Z", "temp": float(n)} for n in range(20)]
@@ -125,3 +125,18 @@ def test_an_error_of_a_function_comes_out(readings: Stream):
 
     with pytest.raises(TaskError):
         readings.map(boom).collect()
+
+
+def test_rows_that_are_not_in_the_result_are_named_in_a_warning():
+    source = MemorySource()
+    readings = Pipeline("rooms").source("readings", memory(source), schema=SCHEMA, time="ts")
+    source.append(
+        source.add_partition(), [*ROWS, {"device": "a", "ts": "2026-01-01T00:00:01Z", "temp": "warm"}, ROWS[2]]
+    )
+    counts = readings.group_by("device").window(tumbling("5s")).agg(n="count(*)")
+    unread = r"^1 row could not be read \(column temp: 'warm' is not a number\)\."
+    with pytest.warns(UserWarning, match=unread + r" 1 row did not count \(up to 15s too late") as warned:
+        assert counts.collect().get_column("n").sum() == 20
+    assert warned[0].filename == __file__
+    with pytest.warns(UserWarning, match=unread + "$"):
+        assert counts.late.collect().height == 1

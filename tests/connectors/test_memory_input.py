@@ -106,7 +106,32 @@ def test_what_cannot_be_read_is_refused_at_once(given: object, says: str):
             pl.DataFrame({"n": ["one"], "name": ["a"]}),
             "source rows: memory source: a frame does not have the declared types",
         ),
-        ([(1, "a", True)], r"source rows: the row \(1, 'a', True\) has 3 values, and the schema 2 columns"),
+        (
+            [(1, "a", True)],
+            r"source rows: row 0 does not fit the schema: the row \(1, 'a', True\) has 3 values, and the schema 2 columns.",
+        ),
+        (
+            [{"n": 1, "name": "a"}, {"n": 2.5, "name": "b"}],
+            "row 1 does not fit the schema: column n: 2.5 is not a whole number.",
+        ),
+        ([{"n": "3", "name": "a"}], "row 0 does not fit the schema: column n: '3' is not a whole number."),
+        (
+            [{"n": True, "name": "a"}, {"n": 1 << 70, "name": "a"}],
+            "n: True is not a whole number. It is the first of 2 rows",
+        ),
+        ([{"n": 1, "name": 2}], "row 0 does not fit the schema: column name: 2 is not a string."),
+        (
+            pl.DataFrame({"n": [2.5], "name": ["a"]}),
+            "column 'n' of a frame is double, and not all of its values are bigint",
+        ),
+        (
+            pl.DataFrame({"n": ["3"], "name": ["a"]}),
+            "column 'n' of a frame is string, and not all of its values are bigint",
+        ),
+        (
+            pl.DataFrame({"n": [True], "name": ["a"]}),
+            "column 'n' of a frame is boolean, and not all of its values are bigint",
+        ),
     ],
 )
 def test_rows_that_cannot_be_of_the_schema_are_refused_when_the_source_is_declared(given: object, says: str):
@@ -260,3 +285,20 @@ def test_without_pandas_the_error_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setattr(pl.DataFrame, "to_pandas", missing)
     with pytest.raises(FordstoneError, match="pip install pandas pyarrow"):
         MemorySink().to_pandas()
+
+
+@pytest.mark.parametrize("other", [[{"n": 3}, {"n": 2}], [{"n": 1}, {"n": 3}], [{"n": 1}], [{"n": 3}] * 3, []])
+@pytest.mark.parametrize("options", [{"bounded": True}, {"available_now": True}], ids=str)
+def test_state_is_not_continued_with_other_rows(tmp_path: Path, other: list[dict[str, int]], options: dict[str, Any]):
+    def run(rows: object) -> MemorySink:
+        sink = MemorySink()
+        pipeline = Pipeline("p")
+        pipeline.source("rows", memory([rows]), schema={"n": "bigint"}).sink("out", memory(sink))
+        pipeline.run(state=str(tmp_path), **options)
+        return sink
+
+    rows = [{"n": 1}, {"n": 2}]
+    assert run(rows).rows().height == 2
+    with pytest.raises(SourceError, match="memory-000000 does not begin with the 2 rows that the state was made of"):
+        run(other)
+    assert run(pl.DataFrame([*rows, {"n": 3}])).rows().get_column("n").to_list()[-1] == 3

@@ -217,7 +217,10 @@ def test_each_dead_letter_is_kept_once_across_runs_and_epochs(tmp_path: Path):
 
 def test_a_row_without_a_time_is_counted_once(tmp_path: Path):
     stream = Pipeline("p").source(
-        "rows", memory([[("a", None), ("b", 1)]]), schema={"k": "string", "ts": "timestamp"}, time="ts"
+        "rows",
+        memory([[("a", None), ("b", "2026-01-01T00:00:00")]]),
+        schema={"k": "string", "ts": "timestamp"},
+        time="ts",
     )
     report, _ = run(stream, tmp_path)
     assert (report.progress.rows_in, report.progress.rows_rejected) == (1, 1)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 from fordstone.lang.schema import DataType
+from fordstone.lang.values import coercion
 from fordstone.operators.process import cells as state_cells
-from fordstone.operators.process.cells import CellKind, Scene, coercion, series_of
+from fordstone.operators.process.cells import CellKind, Scene, series_of
 from fordstone.operators.process.store import KeyedStore
 from fordstone.state.base import Piece
 from fordstone.state.memory import IN_MEMORY

@@ -5,6 +5,10 @@ Other sinks of the pipeline are not part of such a run.
 
 from __future__ import annotations
 
+import sys
+import warnings
+from pathlib import Path
+
 import msgspec
 import polars as pl
 
@@ -47,5 +51,30 @@ def collect(graph: Graph, at: p.Input, *, nodes: int | None, parallelism: int, r
     if report.outcome == "stopped" and not enough():
         # Some of the rows would look like all of them.
         raise KeyboardInterrupt
+    reads_late = any(one.port == "late" for step in plan.steps for one in step.inputs)
+    if missing := _missing(report.progress, reads_late=reads_late):
+        warnings.warn(missing, stacklevel=_frames_of_ours())
     rows = found.latest()
     return rows if rows_max is None else rows.head(rows_max)
+
+
+def _missing(progress: Progress, *, reads_late: bool) -> str:
+    """Sentences on the rows that are not among the result, although one would look for them there."""
+    counts = (
+        (progress.rows_rejected, "could not be read", progress.rejected),
+        (0 if reads_late else progress.rows_late, "did not count", progress.late),
+        (progress.rows_failed, "became dead letters of a function", None),
+    )
+    return " ".join(
+        f"{count:,} {'row' if count == 1 else 'rows'} {what}{f' ({why})' if why else ''}."
+        for count, what, why in counts
+        if count
+    )
+
+
+def _frames_of_ours() -> int:
+    """The number of callers up to the first that is not of this package."""
+    package, level = str(Path(__file__).parents[1]), 1
+    while sys._getframe(level).f_code.co_filename.startswith(package):  # noqa: SLF001 - as the module `warnings` does
+        level += 1
+    return level

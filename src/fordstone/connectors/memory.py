@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -38,6 +38,7 @@ from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError, NotInstalledError, SchemaError, SourceError
 from fordstone.lang.choices import did_you_mean
 from fordstone.lang.schema import DataType, Schema
+from fordstone.lang.values import UnfitError, frame_of_rows
 from fordstone.plan.ids import PartitionId, Position
 
 Row = Mapping[str, Any] | Sequence[Any]
@@ -47,6 +48,8 @@ _T = TypeVar("_T")
 _UNFIT = (pl.exceptions.PolarsError, TypeError, OverflowError, ValueError)
 """What Polars raises for a value that does not fit its column."""
 _SHOWN_MAX: Final = 80
+_IDENTITY_ROWS: Final = 64
+"""Number of rows before a position by which other rows are noticed."""
 _A_SOURCE: Final = "that is no source of rows. Give a list of rows, a frame of Polars, pandas or Arrow, a list of partitions, or a generator."
 
 
@@ -210,21 +213,16 @@ class MemorySource:
                 names |= dict.fromkeys(rows.columns)
                 continue
             for row in rows:
-                if isinstance(row, Mapping):
-                    names |= dict.fromkeys(row)
-                elif len(row) != len(schema):
-                    raise SchemaError(
-                        f"the row {_short(row)} has {len(row)} values, and the schema {len(schema)} columns."
-                    )
-                else:
-                    names |= dict.fromkeys(schema)
+                names |= dict.fromkeys(row if isinstance(row, Mapping) else schema)
         for name in schema:
             if names and name not in names:
                 hint = did_you_mean(name, names) or f"The rows have: {', '.join(map(str, names))}."
                 raise SchemaError(f"no row has the column {name!r}. {hint}")
         for rows in found:
-            if isinstance(rows, pl.DataFrame):
-                _fitted(rows, schema)
+            if rejected := _Made.of(rows, 0, schema).rejected:
+                first = rejected[0]
+                count = f" It is the first of {len(rejected)} rows that do not fit." if len(rejected) > 1 else ""
+                raise SchemaError(f"row {first.position} does not fit the schema: {first.reason}.{count}")
 
     def add_partition(self) -> int:
         """Begin another partition and give its number."""
@@ -375,6 +373,23 @@ class _OpenSource(Source):
             self._live, int(partition.removeprefix("memory-")), position, self._options, with_positions=with_positions
         )
 
+    def restore(self, cuts: Mapping[str, PartitionCut]) -> None:
+        for name, cut in cuts.items():
+            # At most once, the position may be further than where the identity was taken.
+            count = cut.identity.partition(":")[0]
+            if count and self.identity(PartitionId(name), Position(int(count))) != cut.identity:
+                raise SourceError(
+                    f"memory source: {name} does not begin with the {count} rows that the state was made of, so it cannot be "
+                    "continued with them. Run without state=, or with fresh=True."
+                )
+
+    def identity(self, partition: PartitionId, position: Position) -> str:
+        number = int(partition.removeprefix("memory-"))
+        if number >= self._live.partition_count():
+            return ""
+        pieces, _ = self._live.pieces(number, 0)
+        return _identity(pieces, sum(map(len, pieces)), position, self._options.schema)
+
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
         for cut in cuts.values():
             self._live.acknowledge(cut.position)
@@ -418,6 +433,12 @@ class _MemoryReader(Reader):
             rejected=tuple(rejected for part in parts for rejected in part.rejected),
             ended=at_end,
         )
+
+    def identity(self) -> str:
+        if not self._live.replays:
+            return ""
+        pieces, _ = self._live.pieces(self._number, 0)
+        return _identity(pieces[: self._taken], self._rows, self._position, self._schema)
 
     def close(self) -> None:
         self._made.clear()
@@ -475,22 +496,21 @@ class _Made:
         numbers = np.arange(first, first + len(rows))
         if isinstance(rows, pl.DataFrame):
             return cls(first, len(rows), _fitted(rows, schema), numbers)
-        records = [_record(row, schema) for row in rows]
         try:
-            return cls(first, len(rows), _frame(records, schema), numbers)
-        except _UNFIT:
-            return cls._row_by_row(records, first, schema)
+            return cls(first, len(rows), _frame(rows, schema), numbers)
+        except SchemaError:
+            return cls._row_by_row(rows, first, schema)
 
     @classmethod
-    def _row_by_row(cls, records: list[tuple[Any, ...]], first: int, schema: Schema) -> _Made:
+    def _row_by_row(cls, rows: Sequence[Row], first: int, schema: Schema) -> _Made:
         frames, numbers, rejected = [schema.empty()], [], []
-        for number, record in enumerate(records, first):
+        for number, row in enumerate(rows, first):
             try:
-                frames.append(_frame([record], schema))
+                frames.append(_frame([row], schema))
                 numbers.append(number)
-            except _UNFIT as error:
-                rejected.append(Rejected(position=number, text=repr(record), reason=str(error).partition("\n")[0]))
-        return cls(first, len(records), pl.concat(frames), np.array(numbers, dtype=np.int64), tuple(rejected))
+            except SchemaError as error:
+                rejected.append(Rejected(position=number, text=repr(row), reason=str(error)))
+        return cls(first, len(rows), pl.concat(frames), np.array(numbers, dtype=np.int64), tuple(rejected))
 
     def slice(self, start: int, stop: int) -> _Made:
         """The rows from `start` to before `stop`, as far as they are here."""
@@ -499,13 +519,39 @@ class _Made:
         return _Made(start, stop - start, self.frame.slice(begin, end - begin), self.numbers[begin:end], rejected)
 
 
-def _frame(records: list[tuple[Any, ...]], schema: Schema) -> pl.DataFrame:
-    """Rows as a frame; raises one of `_UNFIT` if one does not fit."""
-    if not any(kind.contains("map") for kind in schema.values()):
-        return pl.DataFrame(records, schema=schema.polars, orient="row")
-    # Given by row, a dict for a map would become null.
-    columns = [list(values) for values in zip(*records, strict=True)] if records else [[] for _ in schema]
-    return pl.DataFrame(dict(zip(schema, columns, strict=True)), schema=schema.polars, strict=True)
+def _frame(rows: Sequence[Row], schema: Schema) -> pl.DataFrame:
+    """Rows as a frame. `SchemaError` for one that does not fit."""
+    return frame_of_rows([_values(row, schema) for row in rows], schema)
+
+
+def _values(row: Row, schema: Schema) -> Sequence[Any]:
+    if isinstance(row, Mapping):
+        return [row.get(name) for name in schema]
+    if len(row) != len(schema):
+        raise SchemaError(f"the row {_short(row)} has {len(row)} values, and the schema {len(schema)} columns")
+    return row
+
+
+def _identity(pieces: Sequence[Rows], count: int, position: int, schema: Schema) -> str:
+    """A digest of the last rows before a position. The pieces have `count` rows."""
+    found: list[Sequence[Any]] = []
+    for piece in reversed(pieces):
+        end = min(len(piece), position - (count := count - len(piece)))
+        if end > 0:
+            start = max(0, end - (_IDENTITY_ROWS - len(found)))
+            found[:0] = _as_values(piece[start:end], schema)
+        if len(found) == _IDENTITY_ROWS:
+            break
+    digest = blake2b(repr(found).encode(errors="backslashreplace"), digest_size=8).hexdigest()
+    return f"{position}:{digest}" if found else ""
+
+
+def _as_values(rows: Rows, schema: Schema) -> list[Sequence[Any]]:
+    if isinstance(rows, pl.DataFrame):
+        # Times as plain numbers: one that is out of range cannot be a Python object.
+        columns = rows.select(pl.col(name).to_physical() for name in schema if name in rows.columns)
+        return list(map(list, columns.rows()))
+    return [[row.get(name) for name in schema] if isinstance(row, Mapping) else list(row) for row in rows]
 
 
 def _positions(parts: Sequence[_Made]) -> pl.Series:
@@ -518,47 +564,35 @@ def _fitted(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
     missing = [name for name in schema if name not in frame.columns]
     if len(missing) == len(schema):
         raise SchemaError(f"memory source: the frame has columns {frame.columns}, none of the declared {list(schema)}.")
-    columns = [pl.lit(None).alias(name) if name in missing else pl.col(name) for name in schema]
+    return frame.select(
+        pl.lit(None, dtype=kind.polars).alias(name) if name in missing else _fitted_column(frame.get_column(name), kind)
+        for name, kind in schema.items()
+    )
+
+
+def _fitted_column(column: pl.Series, kind: DataType) -> pl.Series:
+    """The column in its declared type. A time without a zone is UTC; text is read as a time or a date where one is declared."""
+    given, wanted = column.dtype, kind.polars
     try:
-        return frame.select(columns).cast(schema.polars)
-    except pl.exceptions.PolarsError as error:
-        raise SchemaError(
-            f"memory source: a frame does not have the declared types: {str(error).partition(chr(10))[0].rstrip('.')}."
-        ) from error
+        if given == pl.Object or (given == pl.String and kind.name in {"timestamp", "date"}):
+            return frame_of_rows([(value,) for value in column], Schema(((column.name, kind),))).to_series()
+        made = column.cast(wanted)
+        if _of_one_family(given, wanted) and not (kind.is_integer and not made.cast(given).equals(column)):
+            return made
+    except (pl.exceptions.PolarsError, UnfitError) as error:
+        problem = str(error).partition("\n")[0].rstrip(".")
+        raise SchemaError(f"memory source: a frame does not have the declared types: {problem}.") from None
+    raise SchemaError(
+        f"memory source: column {column.name!r} of a frame is {DataType.from_polars(given)}, and not all of its values are {kind}. "
+        "Cast it, or declare its type."
+    )
 
 
-def _record(row: Row, schema: Schema) -> tuple[Any, ...]:
-    if isinstance(row, Mapping):
-        row = [row.get(name) for name in schema]
-    if len(row) != len(schema):
-        return tuple(row)  # rejected where it is turned into a frame
-    return tuple(_valued(value, schema[name]) for name, value in zip(schema, row, strict=True))
-
-
-def _valued(value: Any, kind: DataType) -> Any:
-    """A value with its times in UTC, and the parts of a value likewise."""
-    if kind.name == "timestamp":
-        return _time(value)
-    if not kind.contains("timestamp"):
-        return value
-    if kind.element is not None and isinstance(value, list | tuple):
-        return [_valued(one, kind.element) for one in value]
-    if kind.name == "map" and isinstance(value, Mapping):
-        return {name: _valued(one, kind.field("value")) for name, one in value.items()}
-    if kind.name == "struct" and isinstance(value, Mapping):
-        return {name: _valued(value.get(name), inner) for name, inner in kind.fields}
-    return value
-
-
-def _time(value: Any) -> Any:
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            return value
-    if isinstance(value, datetime):
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-    return value
+def _of_one_family(given: pl.DataType, wanted: pl.DataType) -> bool:
+    """Whether the values of one type are values of the other, where they fit."""
+    if given == pl.Null or (wanted == pl.String and isinstance(given, pl.Categorical | pl.Enum)):
+        return True
+    return type(given) is type(wanted) or (given.is_numeric() and wanted.is_numeric()) or given.is_nested()
 
 
 class _OpenSink(Sink):

@@ -14,6 +14,7 @@ import polars as pl
 
 from fordstone.errors import FordstoneError, SchemaError, TaskError
 from fordstone.lang.schema import Schema
+from fordstone.lang.values import UnfitError, frame_of_rows
 from fordstone.operators.base import ROW_ID, ROW_WATERMARK, Emit, Emits, Moment, Operator, by_watermark
 from fordstone.operators.dead_letter import DEAD, Failed, function_error, letters_of, reason_of
 from fordstone.plan import plan as p
@@ -212,12 +213,11 @@ def frame_of(records: Sequence[Record], schema: Schema, step: str) -> pl.DataFra
                 f"({', '.join(schema)}) does not have. Declare schema=."
             )
     try:
-        columns = {name: [record.get(name) for record in records] for name in schema}
-        return pl.DataFrame(columns, schema=schema.polars, strict=True)
-    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
+        return frame_of_rows([[record.get(name) for name in schema] for record in records], schema)
+    except UnfitError as error:
         raise SchemaError(
-            f"step {step}: the function gave values that are not of the declared type: {error}"
-        ) from error
+            f"step {step}: the function gave a value that is not of the declared type: {error}."
+        ) from None
 
 
 def _halves(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

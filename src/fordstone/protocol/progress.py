@@ -103,6 +103,8 @@ class Progress(Counters, frozen=True, kw_only=True, forbid_unknown_fields=False)
     """A stop was requested: the epoch is being finished."""
     late: str | None = None
     """How late the late rows were, and what would have counted them."""
+    rejected: str | None = None
+    """Why one of the rejected rows is not a row."""
     held_back: HeldBack | None = None
     """The partition that the watermark waits for."""
     share: float | None = None

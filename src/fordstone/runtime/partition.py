@@ -440,6 +440,8 @@ class DeadLetters:
 
     def __init__(self, source: p.Source, outlet: Outward) -> None:
         self.rows = 0
+        self.first: str | None = None
+        """Why the first of them is not a row."""
         self._source = source
         self._outlet = outlet
 
@@ -454,6 +456,7 @@ class DeadLetters:
                 f"  {first.text[:SHOWN_CHARS_MAX]}\nMend the input, or use on_error='keep' to set such rows aside."
             )
         self.rows += len(rejected)
+        self.first = self.first or rejected[0].reason
         name = self._source.name
         rows = [(partition, row.position, name, row.reason, row.text[:TEXT_CHARS_MAX]) for row in rejected]
         self._outlet.take(pl.DataFrame(rows, schema=LETTER_SCHEMA.polars, orient="row"))

@@ -172,6 +172,7 @@ class Engine:
             late=describe_late(late_by_us, lateness_of(self.plan)) if rows_late else None,
             held_back=held_back({at: us for task in sources for at, us in task.waited_for().items()}),
             rows_rejected=sum(task.rejected_rows for task in sources),
+            rejected=next((task.first_rejected for task in sources if task.first_rejected), None),
             rows_failed=sum(task.chain.failed_rows for task in self.tasks),
             watermark_us=min(marks, default=None),
             state_bytes=sum(task.chain.state_bytes() for task in self.tasks),

@@ -201,6 +201,11 @@ class ReadingTask(Task):
         return self._dead_letters.rows
 
     @property
+    def first_rejected(self) -> str | None:
+        """Why the first rejected row is none."""
+        return self._dead_letters.first
+
+    @property
     def source_step(self) -> p.Source:
         return self._step
 

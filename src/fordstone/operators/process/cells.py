@@ -9,63 +9,18 @@ included); a value that has outlived its ttl is not seen, whether or not it has 
 
 from __future__ import annotations
 
-import datetime as dt
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation, localcontext
 from itertools import chain
 from typing import Any, Final, Literal
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import polars as pl
 
 from fordstone.errors import SchemaError
-from fordstone.lang.schema import DataType
+from fordstone.lang.values import UNFIT, Coercion
 
-Coercion = Callable[[Any], Any]
-
-UTC: Final = ZoneInfo("UTC")
-"""The zone of the times that Polars gives: the same object, so that it is recognised at once."""
-EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = dt.timedelta(microseconds=1)
-_BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
-_DIGITS_MAX: Final = 80
 _OWNER: Final = "__owner"
-_FLOAT: Final = struct.Struct("f")
-
-
-def coercion(kind: DataType) -> Coercion:
-    """Gives a value in the form of the type; raises `TypeError` or `ValueError` for what has none."""
-    if kind.element is not None:
-        return _array(coercion(kind.element))
-    if kind.name == "map":
-        return _map(coercion(kind.field("key")), coercion(kind.field("value")))
-    if kind.name == "struct":
-        return _struct({name: coercion(inner) for name, inner in kind.fields})
-    if kind.is_integer:
-        return _integer(kind)
-    if kind.name == "decimal":
-        return _decimal(kind)
-    return _PLAIN[kind.name]
-
-
-def microseconds_of(time: Any) -> int:
-    """A time of a user's as microseconds since 1970. Raises `TypeError` unless it is a datetime with a time zone."""
-    if not isinstance(time, dt.datetime) or time.tzinfo is None:
-        raise TypeError(f"{time!r} is not a datetime with a time zone")
-    return (time - EPOCH) // _MICROSECOND
-
-
-LEAST_US: Final = microseconds_of(dt.datetime(1, 1, 1, tzinfo=UTC))
-MOST_US: Final = microseconds_of(dt.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC))
-"""The times that Python has: the years 1 to 9999."""
-
-
-def time_of(us: int) -> dt.datetime:
-    """Microseconds since 1970 as a user sees them."""
-    return EPOCH + dt.timedelta(microseconds=us)
 
 
 def series_of(name: str, values: list[Any], dtype: pl.DataType) -> pl.Series:
@@ -85,120 +40,11 @@ def series_of(name: str, values: list[Any], dtype: pl.DataType) -> pl.Series:
     return lists.gather(places).fill_null(pl.Series([[]], dtype=dtype))
 
 
-def _integer(kind: DataType) -> Coercion:
-    bits = _BITS[kind.name]
-    least, most = -(1 << bits - 1), (1 << bits - 1) - 1
-
-    def coerce(value: Any) -> int:
-        if type(value) is not int:
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{value!r} is not a whole number")
-            value = int(value)
-        if least <= value <= most:
-            return value  # type: ignore[no-any-return]  # a whole number, checked above
-        raise ValueError(f"{value} does not fit into {kind}")
-
-    return coerce
-
-
-def _double(value: Any) -> float:
-    if type(value) is float:
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is not a number")
-    return float(value)
-
-
-def _float(value: Any) -> float:
-    rounded: float = _FLOAT.unpack(_FLOAT.pack(_double(value)))[0]
-    return rounded
-
-
-def _decimal(kind: DataType) -> Coercion:
-    step = Decimal(1).scaleb(-kind.scale)
-    limit = Decimal(10) ** (kind.precision - kind.scale)
-
-    def coerce(value: Any) -> Decimal:
-        if isinstance(value, bool) or not isinstance(value, Decimal | int):
-            raise TypeError(f"{value!r} is not a Decimal")
-        with localcontext(prec=_DIGITS_MAX):
-            try:
-                exact = Decimal(value).quantize(step)
-            except InvalidOperation:
-                raise ValueError(f"{value} does not fit into {kind}") from None
-        if exact != value or not -limit < exact < limit:
-            raise ValueError(f"{value} does not fit into {kind} exactly")
-        return exact
-
-    return coerce
-
-
-def _array(element: Coercion) -> Coercion:
-    def coerce(value: Any) -> list[Any]:
-        if not isinstance(value, list | tuple):
-            raise TypeError(f"{value!r} is not a list")
-        return [None if one is None else element(one) for one in value]
-
-    return coerce
-
-
-def _map(key: Coercion, value: Coercion) -> Coercion:
-    def coerce(given: Any) -> dict[Any, Any]:
-        if not isinstance(given, dict):
-            raise TypeError(f"{given!r} is not a dict")
-        return {key(name): None if one is None else value(one) for name, one in given.items()}
-
-    return coerce
-
-
-def _struct(fields: dict[str, Coercion]) -> Coercion:
-    def coerce(given: Any) -> dict[str, Any]:
-        if not isinstance(given, dict):
-            raise TypeError(f"{given!r} is not a dict")
-        if unknown := given.keys() - fields.keys():
-            raise TypeError(f"{given!r} has {unknown.pop()!r}, and the fields are {', '.join(fields)}")
-        return {name: None if given.get(name) is None else field(given[name]) for name, field in fields.items()}
-
-    return coerce
-
-
 def copied(value: Any) -> Any:
     """A value that nobody else holds, and its parts likewise."""
     if isinstance(value, list):
         return [copied(one) for one in value]
     return {name: copied(one) for name, one in value.items()} if isinstance(value, dict) else value
-
-
-def _instance(kind: type, what: str) -> Coercion:
-    def coerce(value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise TypeError(f"{value!r} is {what}")
-        return kind(value)
-
-    return coerce
-
-
-def _date(value: Any) -> dt.date:
-    if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
-        raise TypeError(f"{value!r} is not a date")
-    return value
-
-
-def _timestamp(value: Any) -> dt.datetime:
-    if not isinstance(value, dt.datetime) or value.tzinfo is None:
-        raise TypeError(f"{value!r} is not a datetime with a time zone")
-    return value if value.tzinfo is UTC else value.astimezone(UTC)
-
-
-_PLAIN: Final[dict[str, Coercion]] = {
-    "double": _double,
-    "float": _float,
-    "string": _instance(str, "not a string"),
-    "binary": _instance(bytes, "not bytes"),
-    "boolean": _instance(bool, "neither True nor False"),
-    "date": _date,
-    "timestamp": _timestamp,
-}
 
 
 CHUNK_ITEMS: Final = 64
@@ -242,14 +88,14 @@ class CellKind:
         """A value in the form in which it is kept."""
         try:
             return self.coerce(given)
-        except (TypeError, ValueError, OverflowError) as error:
+        except UNFIT as error:
             raise self.wrong("value", error) from None
 
     def map_key(self, given: Any) -> Any:
         """A map's key in the form in which it is kept."""
         try:
             return given if self.coerce_key is None else self.coerce_key(given)
-        except (TypeError, ValueError, OverflowError) as error:
+        except UNFIT as error:
             raise self.wrong("key", error) from None
 
     def wrong(self, what: str, error: Exception) -> SchemaError:

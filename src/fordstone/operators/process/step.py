@@ -25,6 +25,7 @@ from fordstone.errors import ConfigError, FordstoneError, PipelineError, PlanErr
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, UNIT_US, duration_us, human_us
 from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
+from fordstone.lang.values import LEAST_US, MOST_US, UTC, coercion, microseconds_of, time_of
 from fordstone.operators.aggregate.partial import ONE
 from fordstone.operators.base import (
     IN_STEP,
@@ -42,17 +43,7 @@ from fordstone.operators.base import (
     stream_details,
 )
 from fordstone.operators.dead_letter import DEAD, Failed, letters_of
-from fordstone.operators.process.cells import (
-    LEAST_US,
-    MOST_US,
-    NOT_YET_US,
-    UTC,
-    CellKind,
-    Scene,
-    coercion,
-    microseconds_of,
-    time_of,
-)
+from fordstone.operators.process.cells import NOT_YET_US, CellKind, Scene
 from fordstone.operators.process.store import Entry, KeyedStore, Timer, Timers
 from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows, key_expressions, keyed
 from fordstone.operators.user_function import frame_of
