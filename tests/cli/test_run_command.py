@@ -43,7 +43,7 @@ def test_bounded_again_with_new_input_fails_and_names_what_helps(invoke: Invoke,
     assert result.exit_code == 1
     assert "Source readings has new input since, in b.jsonl" in result.stderr
     assert "add --fresh" in result.stderr
-    assert "use --available-now instead of --bounded" in result.stderr
+    assert "use --available-now (available_now=True) instead of --bounded" in result.stderr
 
 
 def test_available_now_reads_what_is_new_with_every_run(invoke: Invoke, place: Path):

@@ -65,6 +65,8 @@ class Graph:
         self._guarantee: p.Guarantee = guarantee or "exactly_once"
         self._mode: p.Mode = mode
         self._open_loop: str | None = None
+        self._automatic: set[str] = set()
+        """The names that were given to steps without one."""
 
     def draft(self, *more: p.Step) -> p.Plan:
         """The plan of the steps so far and of `more`. It may have no sink yet."""
@@ -116,7 +118,10 @@ class Graph:
     def add(self, step: p.Step) -> p.Input:
         """Check a step, take it in, and return its output. Raises and changes nothing if it may not stand there."""
         if any(known.name == step.name for known in self.steps):
-            raise PipelineError(f"two steps are named {step.name!r}. Give one of them another name.")
+            automatic = " It is the automatic name of the earlier one." if step.name in self._automatic else ""
+            raise PipelineError(
+                f"two steps are named {step.name!r}.{automatic} Give one of them another name, with name=."
+            )
         if step.name in self.tables:
             raise PipelineError(f"step {step.name!r} has the name of a table. Give one of them another name.")
         types = self.types | derive(step, self.types)
@@ -194,7 +199,9 @@ class Graph:
         """The given name, checked, or one derived from what the step does."""
         if given is not None:
             return checked_name(given, "step")
-        return free_name(base, {step.name for step in self.steps})
+        name = free_name(base, {step.name for step in self.steps})
+        self._automatic.add(name)
+        return name
 
     def register(self, function: Callable[..., Any]) -> str:
         """Give the import path of a function, or a local name if it has none."""

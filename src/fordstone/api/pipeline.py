@@ -225,7 +225,7 @@ class Pipeline:
 def _without_schema(connector: p.ConnectorSpec) -> str:
     found = first_look(connector)
     if found is None:
-        return 'it needs its columns: schema={"device": "string", "temp": "double"}.'
+        return 'it needs its columns: schema={"device": "string", "temp": "double"}. No data was found that would show them.'
     return f"it needs its columns. By a first look at the data they are:\n\n{indent(found, '    ')}\n\nCheck the types, and paste this into source(...)."
 
 

@@ -74,6 +74,10 @@ class Run:
         """
         try:
             return self._over.result(timeout)
+        except TimeoutError:
+            if self._over.done():
+                raise  # of the run itself
+            raise TimeoutError(f"pipeline {self._pipeline} still runs after {timeout} s") from None
         except FordstoneError as error:
             raise shortened(error) from error.__cause__
 

@@ -92,6 +92,8 @@ def configure_logging(verbosity: int, *, as_json: bool = False) -> None:
     root.addHandler(handler)
     root.propagate = False
     root.setLevel(_LEVELS[min(verbosity, len(_LEVELS) - 1)])
+    # Of Spark's connection to Java: whoever uses the connection raises the same, and what is raised is shown.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
 def is_json() -> bool:

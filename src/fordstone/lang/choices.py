@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Final
 
 from fordstone.errors import ConfigError, FordstoneError
+
+_WORD_LETTERS_MIN: Final = 3
 
 
 def did_you_mean(given: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """A question that names the nearest of the known words, or the empty text if none is near."""
-    lowered = {name.lower(): name for name in known}
+    # Of a word of one or two letters, such as a unit, another one is as near as a slip of the finger.
+    lowered = {name.lower(): name for name in known if len(name) >= _WORD_LETTERS_MIN}
     near = get_close_matches(str(given).lower(), lowered, n=1, cutoff=cutoff)
     return f"Did you mean {lowered[near[0]]!r}?" if near else ""
 

@@ -57,7 +57,10 @@ class SourceFamily(Family[p.Source]):
         if step.time not in schema:
             raise SchemaError(f"time={step.time!r} is not a column. Columns are: {', '.join(schema)}.")
         if schema[step.time] != TIMESTAMP:
-            raise SchemaError(f"time={step.time!r} has type {schema[step.time]}; event time needs a timestamp.")
+            raise SchemaError(
+                f"time={step.time!r} has type {schema[step.time]}; event time needs a timestamp. Declare the column as one, or leave time= "
+                "out here and compute the time from the column with .with_time(...)."
+            )
         return {at: StreamType(schema=schema, time=EventTime(column=step.time, shift_us=step.shift_us))}
 
     def make(self, step: p.Source, context: OperatorContext) -> Operator:  # noqa: ARG002

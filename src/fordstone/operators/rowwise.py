@@ -257,6 +257,10 @@ def _passed_key(step: p.Select | p.WithColumns, stream: StreamType, passed: dict
         raise PipelineError(
             f"step {step.name}: rows of {step.input} replace each other by key ({', '.join(stream.upsert_key)}); "
             f"a select must keep {', '.join(lost)} unchanged."
-            + (" After a window, .final() gives the last result of each." if WINDOW_END in lost else "")
+            + (
+                " After a window, .final() gives the last result of each."
+                if WINDOW_END in lost
+                else " Add it to what is selected."
+            )
         )
     return tuple(passed[name] for name in stream.upsert_key)

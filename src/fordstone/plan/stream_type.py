@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fordstone.errors import PipelineError, SchemaError
+from fordstone.lang.choices import did_you_mean
 from fordstone.lang.schema import DataType, Schema
 from fordstone.plan import plan as p
 
@@ -73,7 +74,9 @@ def key_columns(keys: Sequence[str], schema: Schema, *, what: str = "group_by") 
     """The key columns with their types, once it is clear that they exist."""
     for key in keys:
         if key not in schema:
-            raise SchemaError(f"{what}: there is no column {key!r}. Columns are: {', '.join(schema)}.")
+            hint = did_you_mean(key, schema) or f"Columns are: {', '.join(schema)}."
+            made = "" if key.isidentifier() else " Make a column of an expression first, with with_columns(...)."
+            raise SchemaError(f"{what}: there is no column {key!r}. {hint}{made}")
     if len(set(keys)) < len(keys):
         raise SchemaError(f"{what} names a column twice: {', '.join(keys)}. Name each once.")
     return {key: schema[key] for key in keys}

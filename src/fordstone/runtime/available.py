@@ -48,7 +48,6 @@ def check_nothing_new(pipeline: str, cut: Cut, sources: Mapping[str, Source]) ->
                 raise EndedError(
                     f"pipeline {pipeline} has ended: with epoch {cut.epoch} its bounded input was read to the end. Source {name} has new "
                     f"input since, in {partition}, and a run that has ended cannot take it in.\n"
-                    "To start over with all input, add --fresh: it sets aside the state and the outputs. To read only what is new with "
-                    "every run, use --available-now instead of --bounded; the first time with --fresh. (In Python: fresh=True, "
-                    "available_now=True.)"
+                    "To start over with all input, add --fresh (in Python: fresh=True): it sets aside the state and the outputs. To read only "
+                    "what is new with every run, use --available-now (available_now=True) instead of --bounded; the first time with --fresh."
                 )

@@ -125,10 +125,16 @@ def run_plan(
                 if known is not None:
                     raise known from error
                 if own is not None and java_gone(own):
+                    why = (
+                        "it was killed, or had no memory left. Give it more memory if so"
+                        if not signals.stop_requested
+                        else "the signal to stop went to it as well, so the epoch could not be finished. Send it to this process alone (for a "
+                        "service of systemd: KillMode=mixed)"
+                    )
                     raise TaskError(
-                        f"pipeline {plan.pipeline}: Spark's Java process has ended; it was killed, or had no memory left. Give it "
-                        "more memory if so. Started again, the pipeline resumes after its last epoch."
-                    ) from error
+                        f"pipeline {plan.pipeline}: Spark's Java process has ended: {why}. Started again, the pipeline resumes after its "
+                        "last epoch."
+                    ) from None
                 before, last = last, describe_failure(str(error)) or repr(error)
                 match decide_restart(
                     policy,
