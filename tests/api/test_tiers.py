@@ -131,11 +131,14 @@ def test_a_pipeline_of_one_tier_has_no_nodes():
 
 
 def test_progress_says_which_node_the_center_waits_for():
-    source = MemorySource([[], []])
-    with counted(memory(source), memory(MemorySink())).start(nodes=2, interval="10ms") as run:
-        source.append(0, readings("a", 10))
-        source.append(1, readings("b", 50))
-        until(lambda: held(run) == ("node-1", True, 40_000_000), "held_back")
+    source, found = MemorySource([readings("a", 10), readings("b", 10)]), MemorySink()
+    pipeline = Pipeline("fleet")
+    pipeline.source("readings", memory(source), schema=SCHEMA, time="ts").to_center().sink("all", memory(found))
+    with pipeline.start(nodes=2, interval="10ms") as run:
+        # Only then is the center waiting for both: a node that joins later joins at the time of the other.
+        until(lambda: found.rows().height == 20, "rows of both nodes")
+        source.append(1, readings("b", 50)[10:])
+        until(lambda: held(run) == ("node-1", True, 40_000_000), "held_back", report=lambda: run.progress)
 
 
 def held(run: Run) -> tuple[str, bool, int | None] | None:
@@ -148,7 +151,7 @@ def test_progress_says_which_partition_a_node_waits_for_if_the_center_waits_for_
     with counted(memory(source), memory(MemorySink())).start(interval="10ms") as run:
         source.append(0, readings("a", 10))
         source.append(1, readings("b", 50))
-        until(lambda: held(run) == ("memory-000000", False, 40_000_000), "held_back")
+        until(lambda: held(run) == ("memory-000000", False, 40_000_000), "held_back", report=lambda: run.progress)
 
 
 def test_progress_explains_late_rows_and_counts_rows_that_failed_at_the_nodes():

@@ -128,6 +128,6 @@ def _held(plan: p.Plan, found: list[NewestCut]) -> Iterator[str]:
         held = held_back(waited_for(sources.values(), one.cut))
         text = "" if held is None or one.cut.ended else describe_held(held)
         yield f"  {one.where}, checkpoint {one.cut.epoch}{made}"
-        yield f"    {text or 'nothing: no partition lags'}"
+        yield f"    {text or 'nothing lags'}"
         if held is not None and text and sources[held.source].idle_after_us is None:
             yield f"    idle_after= at source {held.source} would limit the wait"
