@@ -210,10 +210,11 @@ def test_a_part_that_is_over_shows_its_outcome_and_no_problem():
     view = View(**TWO_TIERS)
     view.show(progress(hub_problem="the hub is\naway"), EDGE)
     assert view.problems() == ["edge: the hub is away"]
-    ended = Report(pipeline="cold-chain", outcome="stopped", progress=progress(hub_problem="the hub is away"))
-    view.end(ended, EDGE)
-    assert view.problems() == []
-    assert view.table().rows[0][-1] == "stopped"
+    for stopping, shown in ((True, "stopped"), (False, "caught up")):
+        last = progress(hub_problem="the hub is away", stopping=stopping)
+        view.end(Report(pipeline="cold-chain", outcome="stopped", progress=last), EDGE)
+        assert view.problems() == []
+        assert view.table().rows[0][-1] == shown
 
 
 def test_a_closed_standard_output_is_noticed_and_children_are_still_read(monkeypatch: pytest.MonkeyPatch):
@@ -280,7 +281,7 @@ def test_the_summary_explains_the_late_rows_of_each_part():
     view = View(**TWO_TIERS)
     for name, rows_late, lateness_us in ((EDGE, 7, {"readings": 0}), (CENTER, 0, {})):
         late = describe_late(13_000_000, lateness_us) if rows_late else None
-        facts = progress(rows_late=rows_late, late=late)
+        facts = progress(rows_late=rows_late, late=late, stopping=True)
         view.end(Report(pipeline="cold-chain", outcome="stopped", progress=facts), name)
     assert view.summary(took_us=2_000_000, stopped=True).splitlines() == [
         "cold-chain stopped; the next run resumes from here.",

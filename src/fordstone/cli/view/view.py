@@ -222,9 +222,7 @@ class View:
 
     def _summary(self, report: Report, took_us: int) -> str:
         progress = report.progress
-        how: str = report.outcome
-        if how == "stopped" and not progress.stopping:
-            how = "caught_up"
+        how = _outcome_of(report)
         if how == "already_ended":
             return f"{report.pipeline} {_OUTCOMES[how]}."
         letters = f"in {self.dead_letters}"
@@ -311,7 +309,7 @@ def _row(name: str, part: Part, wall_us: int) -> tuple[str, ...]:
     watermark_us = progress.watermark_us
     timed = not over and watermark_us is not None and watermark_us < TIME_END_US
     notes = [
-        part.doing or ("" if part.report is None else part.report.outcome.replace("_", " ")),
+        part.doing or ("" if part.report is None else _outcome_of(part.report).replace("_", " ")),
         fmt.count(progress.restarts, "restart") if progress.restarts else "",
         f"{fmt.count(progress.rows_rejected)} rejected" if progress.rows_rejected else "",
         f"{fmt.count(progress.rows_failed)} failed" if progress.rows_failed else "",
@@ -324,6 +322,11 @@ def _row(name: str, part: Part, wall_us: int) -> tuple[str, ...]:
         fmt.span(max(wall_us - (watermark_us or 0), 0)) if timed else "",
         ", ".join(note for note in notes if note),
     )
+
+
+def _outcome_of(report: Report) -> str:
+    """A run that stopped although no stop was requested has read what there was."""
+    return "caught_up" if report.outcome == "stopped" and not report.progress.stopping else report.outcome
 
 
 def _checkpoints(progress: Progress) -> str:
