@@ -10,6 +10,7 @@ import pytest
 from tests.waiting import until
 
 from fordstone import Pipeline, tumbling
+from fordstone.api.run import Run
 from fordstone.connectors import MemorySink, MemorySource, files, latest, memory, rows
 from fordstone.errors import ConfigError, SinkError, TaskError
 from fordstone.protocol.retry import RestartPolicy
@@ -127,3 +128,43 @@ def test_a_pipeline_of_one_tier_has_no_nodes():
     pipeline.source("numbers", memory([{"n": 1}])).sink("out", memory(MemorySink()))
     with pytest.raises(ConfigError, match="one tier, which runs as one node"):
         pipeline.run(bounded=True, nodes=2)
+
+
+def test_progress_says_which_node_the_center_waits_for():
+    source, found = MemorySource([readings("a", 10), readings("b", 10)]), MemorySink()
+    pipeline = Pipeline("fleet")
+    pipeline.source("readings", memory(source), schema=SCHEMA, time="ts").to_center().sink("all", memory(found))
+    with pipeline.start(nodes=2, interval="10ms") as run:
+        # Only then is the center waiting for both: a node that joins later joins at the time of the other.
+        until(lambda: found.rows().height == 20, "rows of both nodes")
+        source.append(1, readings("b", 50)[10:])
+        until(lambda: held(run) == ("node-1", True, 40_000_000), "held_back", report=lambda: run.progress)
+
+
+def held(run: Run) -> tuple[str, bool, int | None] | None:
+    found = run.progress.held_back if run.progress is not None else None
+    return None if found is None else (found.partition, found.is_node, found.lag_us)
+
+
+def test_progress_says_which_partition_a_node_waits_for_if_the_center_waits_for_none():
+    source = MemorySource([[], []])
+    with counted(memory(source), memory(MemorySink())).start(interval="10ms") as run:
+        source.append(0, readings("a", 10))
+        source.append(1, readings("b", 50))
+        until(lambda: held(run) == ("memory-000000", False, 40_000_000), "held_back", report=lambda: run.progress)
+
+
+def test_progress_explains_late_rows_and_counts_rows_that_failed_at_the_nodes():
+    def checked(row: dict[str, Any]) -> dict[str, Any]:
+        if row["temp"] == 3.0:
+            raise ValueError("3")
+        return row
+
+    pipeline = Pipeline("fleet")
+    rows_in = [*readings("a"), *readings("a", 2)]
+    stream = pipeline.source("readings", memory([rows_in]), schema=SCHEMA, time="ts")
+    kept = stream.map(checked, schema=SCHEMA, on_error="dead_letter")
+    kept.to_center().group_by("device").window(tumbling("5s")).agg(n="count(*)").sink("counts", memory(MemorySink()))
+    progress = pipeline.run(bounded=True).progress
+    assert (progress.rows_late, progress.rows_failed) == (2, 1)
+    assert progress.late == 'up to 15s too late; lateness="15s" at source readings would have counted them'

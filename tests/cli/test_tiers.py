@@ -16,9 +16,9 @@ from tests.cli.test_view import PROGRESS
 from tests.edge.test_supervisor import FakeProcess
 
 from fordstone.cli.tiers import CENTER, EDGE, HUB, PHASE_TEXT, LineRouter, Schedule
-from fordstone.cli.view.view import TWO, LineView, View
+from fordstone.cli.view.view import TWO, LineView, LogView, View
 from fordstone.edge.agent.supervisor import Job, Supervisor
-from fordstone.protocol.progress import Progress, Report
+from fordstone.protocol.progress import HeldBack, Progress, Report, describe_late
 from fordstone.protocol.retry import AT_A_TERMINAL
 
 URL = "http://127.0.0.1:4711"
@@ -210,10 +210,11 @@ def test_a_part_that_is_over_shows_its_outcome_and_no_problem():
     view = View(**TWO_TIERS)
     view.show(progress(hub_problem="the hub is\naway"), EDGE)
     assert view.problems() == ["edge: the hub is away"]
-    ended = Report(pipeline="cold-chain", outcome="stopped", progress=progress(hub_problem="the hub is away"))
-    view.end(ended, EDGE)
-    assert view.problems() == []
-    assert view.table().rows[0][-1] == "stopped"
+    for stopping, shown in ((True, "stopped"), (False, "caught up")):
+        last = progress(hub_problem="the hub is away", stopping=stopping)
+        view.end(Report(pipeline="cold-chain", outcome="stopped", progress=last), EDGE)
+        assert view.problems() == []
+        assert view.table().rows[0][-1] == shown
 
 
 def test_a_closed_standard_output_is_noticed_and_children_are_still_read(monkeypatch: pytest.MonkeyPatch):
@@ -245,6 +246,58 @@ def test_a_terminal_shows_phase_problems_and_the_table():
     assert "stopping: the edge finishes its epoch" in text
     assert f"cold-chain  hub {URL}" in text
     assert any(line.split()[:5] == ["edge", "0", "0", "0", "7"] for line in text.splitlines())
+
+
+EDGE_WAITS = HeldBack(source="readings", partition="attic.jsonl", lag_us=90_000_000, silent_us=40_000_000)
+CENTER_WAITS = HeldBack(source="readings", partition="gateway-7", lag_us=7_200_000_000, is_node=True)
+
+
+def test_below_the_table_is_what_each_part_waits_for():
+    from rich.console import Console
+
+    from fordstone.cli.view.live import LiveView
+
+    console = Console(width=110, record=True, file=io.StringIO())
+    view = LiveView(**TWO_TIERS, console=console)
+    view.show(progress(held_back=EDGE_WAITS), EDGE)
+    view.show(progress(held_back=CENTER_WAITS), CENTER)
+    console.print(view.drawn())
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    assert [line.split()[0] for line in lines[-4:-2]] == [EDGE, CENTER]
+    assert lines[-2:] == [
+        "  edge: time waits for attic.jsonl of readings, which lags by 1 min 30 s and has had no rows for 40.0 s",
+        "  center: time waits for node gateway-7, which lags by 2 h",
+    ]
+
+
+def test_what_a_part_waits_for_comes_through_its_log_lines(capsys: pytest.CaptureFixture[str]):
+    LogView(pipeline="cold-chain", every_us=1).show(progress(held_back=CENTER_WAITS))
+    view = LineView(**TWO_TIERS)
+    LineRouter(view, verbose=False).on_line(CENTER, "err", capsys.readouterr().err.strip())
+    assert view.lines()[0].endswith("time waits for node gateway-7, which lags by 2 h")
+
+
+def test_the_summary_explains_the_late_rows_of_each_part():
+    view = View(**TWO_TIERS)
+    for name, rows_late, lateness_us in ((EDGE, 7, {"readings": 0}), (CENTER, 0, {})):
+        late = describe_late(13_000_000, lateness_us) if rows_late else None
+        facts = progress(rows_late=rows_late, late=late, stopping=True)
+        view.end(Report(pipeline="cold-chain", outcome="stopped", progress=facts), name)
+    assert view.summary(took_us=2_000_000, stopped=True).splitlines() == [
+        "cold-chain stopped; the next run resumes from here.",
+        "  part    rows in  rows out  late  epoch  outbox",
+        "  edge          0         0     7      0  empty   stopped",
+        "  center        0         0     0      0          stopped",
+        '  late at the edge: up to 13s too late; lateness="13s" at source readings would have counted them',
+        "  took 2.00 s",
+    ]
+
+
+def test_the_summary_of_a_run_that_was_stopped_at_once_has_no_empty_table():
+    assert View(**TWO_TIERS).summary(took_us=1_000_000, stopped=True).splitlines() == [
+        "cold-chain stopped; the next run resumes from here.",
+        "  took 1.00 s",
+    ]
 
 
 def test_lines_for_a_log_file_show_phases_and_stalls(capsys: pytest.CaptureFixture[str]):

@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from fordstone.cli.view.live import LiveView
-from fordstone.cli.view.view import JsonView, LineView, Rate, View, describe_progress, notices_of
+from fordstone.cli.view.view import JsonView, LineView, Rate, View, describe_held, describe_progress, notices_of
 from fordstone.errors import SinkError
-from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.protocol.progress import Progress, Report, describe_late, held_back
+from fordstone.lang.duration import TIME_MAX_US
+from fordstone.protocol.progress import HeldBack, Progress, Report, describe_late
 
 NOW_US = 1_767_225_610_000_000
 PROGRESS = Progress(
@@ -36,6 +36,9 @@ PROGRESS = Progress(
     stalled=None,
     elapsed_us=2_000_000,
 )
+
+
+HELD = HeldBack(source="readings", partition="a.jsonl", lag_us=90_000_000)
 
 
 class Clock:
@@ -171,29 +174,71 @@ def test_a_reader_of_json_that_has_gone_stops_the_run_with_a_plain_word(monkeypa
     view.failed(SinkError("already known"))
 
 
-def test_the_line_names_the_partition_that_time_waits_for_if_the_others_are_well_ahead():
-    def words(**watermarks: int) -> list[str]:
-        held = held_back({("readings", name): us for name, us in watermarks.items()})
-        return describe_progress(msgspec.structs.replace(PROGRESS, held_back=held), rate=1.0, now_us=0, bounded=False)
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"lag_us": 90_000_000}, "time waits for a of readings, which lags by 1 min 30 s"),
+        (
+            {"lag_us": 90_000_000, "silent_us": 40_000_000},
+            "time waits for a of readings, which lags by 1 min 30 s and has had no rows for 40.0 s",
+        ),
+        ({"lag_us": 90_000_000, "silent_us": 999_999}, "time waits for a of readings, which lags by 1 min 30 s"),
+        ({"silent_us": 100_000}, "time waits for a of readings, which has had no rows yet"),
+        ({"silent_us": 61_000_000}, "time waits for a of readings, which has had no rows yet, after 1 min 1 s"),
+        (
+            {"lag_us": 2_000_000, "silent_us": 5_000_000, "is_node": True},
+            "time waits for node a, which lags by 2.00 s and has sent nothing for 5.00 s",
+        ),
+        ({"silent_us": 5_000_000, "is_node": True}, "time waits for node a, which has sent nothing yet, after 5.00 s"),
+        ({"lag_us": 999_999, "silent_us": 90_000_000}, ""),
+    ],
+)
+def test_what_time_waits_for_is_described_if_the_others_are_well_ahead(facts: dict[str, Any], text: str):
+    assert describe_held(HeldBack(source="readings", partition="a", **facts)) == text
 
-    text = "time waits for a of readings, which lags by 1 min 30 s"
-    assert text in words(a=10_000_000, b=100_000_000, c=50_000_000)
-    assert "time waits for a of readings, which has had no rows" in words(a=TIME_MIN_US, b=100_000_000)
-    for others in ({"b": 10_000_000}, {"b": 10_900_000}, {}):
-        assert not any("waits" in word for word in words(a=10_000_000, **others))
+
+def test_a_plain_line_ends_with_the_partition_that_time_waits_for_unless_input_is_bounded(
+    capsys: pytest.CaptureFixture[str],
+):
+    held = msgspec.structs.replace(PROGRESS, held_back=HELD)
+    for bounded in (False, True):
+        clock = Clock()
+        view = line_view(clock, bounded=bounded)
+        clock.us = 10_000_000
+        view.show(held)
+    unbounded, bounded_line = capsys.readouterr().err.splitlines()
+    assert unbounded.endswith("state 3.40 MB · time waits for a.jsonl of readings, which lags by 1 min 30 s")
+    assert "waits" not in bounded_line
+
+
+def test_on_a_terminal_the_partition_that_time_waits_for_has_its_own_line():
+    view, screen = live_view(Clock(), bounded=False, width=100)
+    with view:
+        view.show(msgspec.structs.replace(PROGRESS, held_back=HELD))
+    lines = [line.strip() for line in screen.getvalue().splitlines()]
+    assert any(line.endswith("state 3.40 MB") for line in lines)
+    assert any(line.startswith("time waits for a.jsonl of readings") for line in lines)
 
 
 @pytest.mark.parametrize(
     ("late_by_us", "lateness_us", "text"),
     [
         (0, {"r": 0}, "without a time, or too far ahead of the clock"),
-        (1, {"r": 0}, 'up to 1us too late: lateness="1us" at source r would have counted them'),
-        (1_200, {"r": 0}, 'up to 2ms too late: lateness="2ms" at source r would have counted them'),
-        (61_000_000, {"r": 1}, 'up to 1m1s too late: lateness="1m2s" at source r would have counted them'),
+        (1, {"r": 0}, 'up to 1us too late; lateness="1us" at source r would have counted them'),
+        (1_200, {"r": 0}, 'up to 2ms too late; lateness="2ms" at source r would have counted them'),
+        (61_000_000, {"r": 1}, 'up to 1m1s too late; lateness="1m2s" at source r would have counted them'),
         (
             2_000,
             {"r": 0, "s": 0},
-            "up to 2ms too late: a lateness of their source that is longer by this would have counted them",
+            "up to 2ms too late; a lateness of their source that is longer by this would have counted them",
+        ),
+        (
+            2_000,
+            {},
+            (
+                "up to 2ms too late; a lateness of the edge's sources that is longer by this would have counted them, or a longer offline= "
+                "in to_center() if their node was away"
+            ),
         ),
     ],
 )
@@ -209,7 +254,7 @@ def test_the_summary_says_what_came_of_it_and_where_the_rejected_rows_are():
         "cold-chain ended: all input was read.",
         "  rows in   1,000  500 rows/s",
         "  rows out     10",
-        '  late          7  up to 13s too late: lateness="18s" at source readings would have counted them',
+        '  late          7  up to 13s too late; lateness="18s" at source readings would have counted them',
         "  rejected      2  in state/dead",
         "  failed        3  in state/dead",
         "  epoch        41  4 checkpoints in this run, the last in 12.0 ms",

@@ -282,7 +282,7 @@ def test_a_row_out_of_order_counts_while_its_window_is_open(tmp_path, late):
     report = pipeline.run(state=tmp_path, bounded=True, batch_rows=3)
     assert out.rows().sort("window_start")["n"].to_list() == [10, 1]
     assert report.progress.rows_late == 1
-    assert report.progress.late == 'up to 1us too late: lateness="1us" at source rows would have counted them'
+    assert report.progress.late == 'up to 1us too late; lateness="1us" at source rows would have counted them'
     if late:
         assert missed.rows().columns == list(SCHEMA)
         assert missed.rows().height == 1

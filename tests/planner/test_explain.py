@@ -58,7 +58,7 @@ pipeline cold-chain
 task readings: 4 steps fused
   readings: source files('in/*.jsonl')
   │  columns   device string, ts timestamp, temp double
-  │  time      ts, rows may be 5s out of order, and 1h ahead of the clock; a partition silent for 1m is not waited for
+  │  time      ts, rows may be 5s out of order, and 1h ahead of the clock; a partition silent for 1m (idle_after=) is not waited for
   │  bad rows  go to the dead letters
   │  keeps     the position of every partition
   │  series    files that differ in their numbers and do not overlap in time are rolled: only the newest is waited for

@@ -69,7 +69,7 @@ CENTER_ON_SPARK = """\
 readers: operators run where rows are read
   readings_to_center: what all nodes sent as readings_to_center, from the hub
   │  columns  device string, __end bigint, __rows_5d88c63a bigint, __n0 bigint, __s0 double, __hi0 double
-  │  time     as far as every node has come; one away for 1d is not waited for
+  │  time     as far as every node has come; one away for 1d (offline=) is not waited for
   │  keeps    the epoch that each node's rows were read up to
   └─ → stage 1, agg_device: partial aggregates, shuffled by device
 """

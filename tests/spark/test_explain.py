@@ -52,7 +52,7 @@ pipeline cold-chain
 readers: operators run where rows are read
   readings: source files('in/*.jsonl')
   │  columns   device string, ts timestamp, temp double
-  │  time      ts, rows may be 5s out of order, and 1h ahead of the clock; a silent partition holds time back
+  │  time      ts, rows may be 5s out of order, and 1h ahead of the clock; a silent partition holds time back (idle_after= would end that)
   │  bad rows  go to the dead letters
   │  keeps     the position of every partition
   │  series    files that differ in their numbers and do not overlap in time are rolled: only the newest is waited for
@@ -63,7 +63,7 @@ readers: operators run where rows are read
      └─ → stage 1, agg_device: rows, shuffled by device (not combined first: late rows are wanted as they came)
   more: source files('more/*.parquet')
   │  columns   device string, ts timestamp, temp double
-  │  time      ts, rows may be 5s out of order, and 1h ahead of the clock; a silent partition holds time back
+  │  time      ts, rows may be 5s out of order, and 1h ahead of the clock; a silent partition holds time back (idle_after= would end that)
   │  bad rows  stop the pipeline
   │  keeps     the position of every partition
   │  series    files that differ in their numbers and do not overlap in time are rolled: only the newest is waited for

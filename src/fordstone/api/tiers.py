@@ -183,7 +183,10 @@ class _Tiers:
         )
 
     def _progress(self) -> Progress | None:
-        """The counts of all parts: rows that the nodes have read, rows that all have released to sinks, the epoch of the center."""
+        """The counts of all parts: rows that the nodes have read, rows that all have released to sinks, the epoch of the center.
+
+        What holds time back is the node that the center waits for; if it waits for none, a partition that a node waits for.
+        """
         known = {name: part.progress for name, part in self._parts.items()}
         found = [progress for progress in known.values() if progress is not None]
         if not found:
@@ -192,6 +195,8 @@ class _Tiers:
         return msgspec.structs.replace(
             last,
             pipeline=self._plan.pipeline,
+            held_back=next((one.held_back for one in (last, *found) if one.held_back is not None), None),
+            late="; ".join(dict.fromkeys(one.late for one in found if one.late is not None)) or None,
             rows_in=sum(progress.rows_in for name, progress in known.items() if progress and name != CENTER),
             **{
                 name: sum(getattr(progress, name) for progress in found)
@@ -199,6 +204,7 @@ class _Tiers:
                     "rows_out",
                     "rows_late",
                     "rows_rejected",
+                    "rows_failed",
                     "state_bytes",
                     "checkpoints",
                     "given_up",

@@ -7,6 +7,7 @@ the meantime is not reported as damaged.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +23,7 @@ from fordstone.cli.run import STARTING_SPARK
 from fordstone.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
-    from fordstone.epochs.manifest import Manifest, SourceCut
+    from fordstone.epochs.manifest import Cut, Manifest, SourceCut
     from fordstone.epochs.store import CheckpointStore, Combine, Merged, VerifyReport
     from fordstone.plan.plan import Plan
     from fordstone.spark.hosted.state_transfer import Imported
@@ -437,6 +438,37 @@ def read_store(state: str, pipeline: str | None, node: str | None) -> Checkpoint
     from fordstone.storage.disk import OsDisk
 
     return CheckpointStore(OsDisk(state), pipeline=pipeline, node=node, read_only=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestCut:
+    """The positions and times of the sources at a newest checkpoint."""
+
+    where: str
+    """The node, or Spark."""
+    cut: Cut
+    created_us: int | None = None
+
+
+def newest_cuts(root: Path, pipeline: str) -> list[NewestCut]:
+    """The newest checkpoint of each node in a state directory, and of the Spark query. A pipeline may be using it."""
+    from fordstone.runtime.fresh import was_set_aside
+
+    found = []
+    nodes = sorted(path.parent.name for path in root.glob(f"{pipeline}/*/manifests"))
+    for node in nodes:
+        if node == SPARK_DIRECTORY or was_set_aside(node):
+            continue
+        manifests = [
+            one for one in _manifests(read_store(str(root), pipeline, node)).values() if not isinstance(one, str)
+        ]
+        found += [NewestCut(where=f"node {node}", cut=one.cut, created_us=one.created_us) for one in manifests[-1:]]
+    for query in spark_queries(root / pipeline):
+        from fordstone.spark.hosted.checkpoint import QueryFiles
+
+        files = QueryFiles(str(query))
+        found += [NewestCut(where="Spark", cut=files.cut(epoch)) for epoch in files.cut_epochs()[-1:]]
+    return found
 
 
 def spark_queries(root: Path) -> list[Path]:

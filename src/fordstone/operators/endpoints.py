@@ -161,7 +161,11 @@ class LoopFamily(Family[p.Loop]):
 def _source_time(step: p.Source, stream: StreamType) -> str:
     if step.declares_time:
         column = "" if stream.time is None else f"{stream.time.column}, "
-        away = "" if step.idle_after_us is None else f"; one away for {human_us(step.idle_after_us)} is not waited for"
+        away = (
+            ""
+            if step.idle_after_us is None
+            else f"; one away for {human_us(step.idle_after_us)} (offline=) is not waited for"
+        )
         return f"{column}as far as every node has come{away}"
     text = time_text(stream.time) if step.timed_by is None else f"assigned in {step.timed_by}"
     if stream.time is None and step.timed_by is None:
@@ -170,8 +174,8 @@ def _source_time(step: p.Source, stream: StreamType) -> str:
     if step.max_ahead_us is not None:
         text += f", and {human_us(step.max_ahead_us)} ahead of the clock"
     if step.idle_after_us is not None:
-        return f"{text}; a partition silent for {human_us(step.idle_after_us)} is not waited for"
-    return f"{text}; a silent partition holds time back"
+        return f"{text}; a partition silent for {human_us(step.idle_after_us)} (idle_after=) is not waited for"
+    return f"{text}; a silent partition holds time back (idle_after= would end that)"
 
 
 def _check_at_once(step: p.Sink, plan: p.Plan, stream: StreamType) -> None:

@@ -5,12 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from fordstone.lang.duration import TIME_MIN_US, human_us
+
+
+class WaitedFor(NamedTuple):
+    """A partition that the watermark waits for: neither idle nor done."""
+
+    source: str
+    partition: str
+    watermark_us: int
+    is_node: bool = False
+    """The source reads a hub, where a partition is a node."""
+    silent_us: int | None = None
+    """How long it has had no rows by the clock, since the run started at most; None: not known."""
 
 
 class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,25 +31,34 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     partition: str
     lag_us: int | None = None
-    """How far the partition that is furthest ahead has come beyond it; None: it has had no rows yet."""
+    """How far the partition that is furthest ahead has come beyond it, in event time; None: it has had no rows yet."""
+    silent_us: int | None = None
+    """How long it has had no rows by the clock, since the run started at most; None: not known."""
+    is_node: bool = False
+    """At the center, the partition is a node."""
 
 
-def held_back(watermarks_us: Mapping[tuple[str, str], int]) -> HeldBack | None:
-    """Which partition holds the watermark back, by source and partition of those that are waited for; None: none does."""
-    if not watermarks_us:
+def held_back(waited_for: Iterable[WaitedFor]) -> HeldBack | None:
+    """Return the partition that holds the watermark back, of those that are waited for; None: none does."""
+    found = list(waited_for)
+    least = min(found, key=lambda one: one.watermark_us, default=None)
+    most_us = max((one.watermark_us for one in found), default=TIME_MIN_US)
+    if least is None or least.watermark_us == most_us:
         return None
-    (source, partition), least_us = min(watermarks_us.items(), key=lambda one: one[1])
-    most_us = max(watermarks_us.values())
-    if most_us == least_us:
-        return None
-    lag_us = None if least_us == TIME_MIN_US else most_us - least_us
-    return HeldBack(source=source, partition=partition, lag_us=lag_us)
+    return HeldBack(
+        source=least.source,
+        partition=least.partition,
+        lag_us=None if least.watermark_us == TIME_MIN_US else most_us - least.watermark_us,
+        silent_us=least.silent_us,
+        is_node=least.is_node,
+    )
 
 
 def describe_late(late_by_us: int, lateness_us: Mapping[str, int]) -> str:
     """Explain late rows: by how much they were too late, and which lateness would have counted them.
 
-    `lateness_us`: of each source of the plan that judges rows by their time.
+    `lateness_us`: of each source of the plan that judges rows by their time. The center of two tiers has none: its rows were judged
+    at their nodes, or came after the others had ceased to wait for their node.
     """
     if not late_by_us:
         return "without a time, or too far ahead of the clock"
@@ -45,8 +66,13 @@ def describe_late(late_by_us: int, lateness_us: Mapping[str, int]) -> str:
     if len(lateness_us) == 1:
         ((source, before_us),) = lateness_us.items()
         needed = human_us(rounded_up_us(before_us + late_by_us))
-        return f'{late}: lateness="{needed}" at source {source} would have counted them'
-    return f"{late}: a lateness of their source that is longer by this would have counted them"
+        return f'{late}; lateness="{needed}" at source {source} would have counted them'
+    if lateness_us:
+        return f"{late}; a lateness of their source that is longer by this would have counted them"
+    return (
+        f"{late}; a lateness of the edge's sources that is longer by this would have counted them, or a longer offline= in to_center() "
+        "if their node was away"
+    )
 
 
 def rounded_up_us(span_us: int) -> int:

@@ -21,7 +21,7 @@ import polars as pl
 from polars import selectors
 
 from fordstone.connectors.base import Chunk, Idleness, Reader, Rejected, Source
-from fordstone.epochs.manifest import PartitionCut
+from fordstone.epochs.manifest import Cut, PartitionCut
 from fordstone.errors import FunctionError, SourceError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
@@ -40,6 +40,7 @@ from fordstone.protocol.partitions import (
     joined_floor_us,
     partition_watermark_us,
 )
+from fordstone.protocol.progress import WaitedFor
 
 Stage = Mapping[str, PartitionCut]
 
@@ -99,6 +100,22 @@ def lateness_of(plan: p.Plan) -> dict[str, int]:
     """The lateness of each source that judges its rows, by name."""
     sources = [step for step in plan.steps if isinstance(step, p.Source) and not step.declares_time]
     return {step.name: step.lateness_us for step in sources if has_event_time(step)}
+
+
+def waited_for(sources: Iterable[p.Source], cut: Cut) -> list[WaitedFor]:
+    """The partitions of these sources that the watermark waits for after a cut. How long they were silent is not in a cut."""
+    return [
+        WaitedFor(
+            step.name,
+            name,
+            partition_watermark_us(one.max_time_us, one.floor_us, step.lateness_us),
+            step.declares_time,
+        )
+        for step in sources
+        if step.name in cut.sources and has_event_time(step) and not step.replaces
+        for name, one in cut.sources[step.name].partitions.items()
+        if not (one.done or one.idle)
+    ]
 
 
 def limit_us(step: p.Source, now_us: int, *, bounded: bool) -> int:

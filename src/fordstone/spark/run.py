@@ -14,7 +14,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -28,14 +28,14 @@ from fordstone.hub.client.address import HubAddress
 from fordstone.lang.choices import check_options
 from fordstone.lang.duration import TIME_MIN_US, positive_us
 from fordstone.operators.base import IN_STEP
+from fordstone.plan import plan as p
 from fordstone.planner.split import placed, split
-from fordstone.protocol.progress import Progress, Report, describe_late, held_back
+from fordstone.protocol.progress import Progress, Report, WaitedFor, describe_late, held_back
 from fordstone.protocol.retry import RestartAfter, RestartPolicy, Stop, decide_restart
 from fordstone.runtime.fresh import set_aside, to_set_aside
-from fordstone.runtime.partition import lateness_of
+from fordstone.runtime.partition import lateness_of, waited_for
 from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig, SparkOptions
-from fordstone.spark.hosted.plan_batches import partition_watermark_us
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
 from fordstone.spark.session.session import describe_failure, java_gone, session
 from fordstone.storage.disk import OsDisk
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from fordstone.api.pipeline import Pipeline
     from fordstone.edge.run import OnProgress
+    from fordstone.epochs.manifest import Cut
     from fordstone.operators.base import Functions
-    from fordstone.plan import plan as p
     from fordstone.spark.hosted.commit import BatchOutcome
 
 log = logging.getLogger(__name__)
@@ -266,11 +266,23 @@ def _may_pass(failure: str) -> bool:
 class _Tally:
     """What the batches of this process have done so far. Added to from Spark's thread, read from the main one."""
 
-    def __init__(self, plan: p.Plan, interval_us: int) -> None:
-        self._began = time.monotonic_ns()
+    def __init__(
+        self,
+        plan: p.Plan,
+        interval_us: int,
+        *,
+        now_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
+    ) -> None:
+        """`now_us`: the monotonic clock."""
+        self._now_us = now_us
+        self._began_us = now_us()
         self._so_far = Progress(pipeline=plan.pipeline, interval_us=interval_us, elapsed_us=0)
         self._lateness_us = lateness_of(plan)
         self._late_by_us = 0
+        self._sources = tuple(step for step in plan.steps if isinstance(step, p.Source))
+        self._waited_for: list[WaitedFor] = []
+        self._heard: dict[tuple[str, str], tuple[int, int]] = {}
+        """Of each partition the position, and the monotonic clock when it last changed."""
         self._commit_us: int | None = None
         self.restarts = 0
 
@@ -279,13 +291,8 @@ class _Tally:
         least_us = min((one.watermark_us for one in outcome.cut.sources.values()), default=TIME_MIN_US)
         self._late_by_us = max(self._late_by_us, outcome.late_by_us)
         rows_late = before.rows_late + outcome.rows_late
-        waited_for = {
-            (source, name): partition_watermark_us(cut, self._lateness_us[source])
-            for source, at in outcome.cut.sources.items()
-            if source in self._lateness_us
-            for name, cut in at.partitions.items()
-            if not (cut.done or cut.idle)
-        }
+        self._hear(outcome.cut)
+        self._waited_for = waited_for(self._sources, outcome.cut)
         self._so_far = replace(
             before,
             epoch=outcome.epoch,
@@ -293,7 +300,6 @@ class _Tally:
             rows_out=before.rows_out + outcome.rows_out,
             rows_late=rows_late,
             late=describe_late(self._late_by_us, self._lateness_us) if rows_late else None,
-            held_back=held_back(waited_for),
             rows_rejected=before.rows_rejected + outcome.rows_rejected,
             rows_failed=before.rows_failed + outcome.rows_failed,
             watermark_us=None if least_us == TIME_MIN_US else least_us,
@@ -301,6 +307,14 @@ class _Tally:
             checkpoints=before.checkpoints + 1,
             checkpoint_bytes=outcome.written_bytes,
         )
+
+    def _hear(self, cut: Cut) -> None:
+        now_us = self._now_us()
+        for source, at in cut.sources.items():
+            for name, one in at.partitions.items():
+                before = self._heard.get((source, name))
+                if before is None or before[0] != one.position:
+                    self._heard[source, name] = (one.position, now_us)
 
     def look(self, stream: StreamingQuery) -> None:
         """Take how long Spark took to commit its last batch."""
@@ -310,13 +324,17 @@ class _Tally:
             self._commit_us = 1000 * (durations.get("walCommit", 0) + durations.get("commitOffsets", 0))
 
     def progress(self, *, stopping: bool) -> Progress:
-        elapsed_us = (time.monotonic_ns() - self._began) // 1000
+        now_us = self._now_us()
+        held = held_back(self._waited_for)
+        if held is not None:
+            held = replace(held, silent_us=now_us - self._heard[held.source, held.partition][1])
         return replace(
             self._so_far,
+            held_back=held,
             checkpoint_us=self._commit_us,
             restarts=self.restarts,
             stopping=stopping,
-            elapsed_us=elapsed_us,
+            elapsed_us=now_us - self._began_us,
         )
 
 

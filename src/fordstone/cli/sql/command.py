@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -17,7 +18,7 @@ from fordstone.cli.loading import limit_polars
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.options import HelpCommand, engine_option, verbose_option
 from fordstone.cli.run import STARTING_SPARK
-from fordstone.errors import EndedError, FordstoneError
+from fordstone.errors import EndedError, FordstoneError, SourceError, TaskError
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
@@ -29,6 +30,13 @@ PIPELINE: Final = "sql"
 RESULT: Final = "result"
 INTERVAL: Final = "250ms"
 """Results are printed with each epoch, so a terminal needs short ones."""
+_OPTIONS: Final = {
+    r'time_unit="(\w+)" in the connector': r"--time-unit \1",
+    r"check_time_unit=False at the source": "give the column another type with --schema",
+    r'lateness="(\w+)" at source [\w.-]+': r"--lateness \1",
+    r"a lateness of their source that": "a --lateness that",
+}
+"""The arguments that `protocol.time_unit`, `runtime.intake` and `protocol.progress` name in their advice."""
 
 
 @click.command(
@@ -159,8 +167,13 @@ def _answer(pipeline: Pipeline, output: Output, options: dict[str, Any]) -> None
             raise UserError(
                 f"this query had ended with --state {state}, and there is new input since. Use another --state, or none."
             ) from error
+        except (SourceError, TaskError) as error:
+            text = _with_our_options(str(error))
+            if text == str(error):
+                raise
+            raise UserError(text) from error
         output.finish()
-        notices = _notices(pipeline, report, state, options)
+        notices = _notices(pipeline, report, state)
     if not options["quiet"] and not options["as_json"]:
         click.echo(_summary(report, output, follow=options["follow"]), err=True)
     for notice in notices:
@@ -268,17 +281,24 @@ def _lateness(options: dict[str, Any]) -> str:
     return given if given is not None else "5s" if options["follow"] else "1d"
 
 
-def _notices(pipeline: Pipeline, report: Report, state: str, options: dict[str, Any]) -> list[str]:
+def _with_our_options(text: str) -> str:
+    """A text of the engine whose advice names arguments of Python, with the options of this command instead."""
+    for argument, option in _OPTIONS.items():
+        text = re.sub(argument, option, text)
+    return text
+
+
+def _notices(pipeline: Pipeline, report: Report, state: str) -> list[str]:
     """Notes about rows that are not in the result."""
     progress, found = report.progress, []
     if progress.rows_late:
         found.append(
-            f"{fmt.count(progress.rows_late, 'row')} came more than {_lateness(options)} out of order, too late for "
-            f"{'its window, and is' if progress.rows_late == 1 else 'their windows, and are'} not in the result. Allow more with --lateness, as in --lateness 30d."
+            f"{fmt.count(progress.rows_late, 'late row')} {'is' if progress.rows_late == 1 else 'are'} not in the result: "
+            f"{_with_our_options(progress.late or '')}."
         )
     if progress.rows_rejected:
         found.append(
-            f"{fmt.count(progress.rows_rejected, 'row')} could not be read{_first_rejected(pipeline, state)} "
+            f"{fmt.count(progress.rows_rejected, 'row')} could not be read{_with_our_options(_first_rejected(pipeline, state))} "
             "If a column's type was inferred wrong, give it with --schema."
         )
     return found

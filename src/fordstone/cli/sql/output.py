@@ -20,7 +20,7 @@ import polars as pl
 
 from fordstone.cli import format as fmt
 from fordstone.cli.format import UNSAFE, Layout, Table, lines_of, safe
-from fordstone.cli.view.view import Rate, notices_of
+from fordstone.cli.view.view import Rate, describe_held, notices_of
 from fordstone.connectors.files.rows import DELETE, OP, encoded
 from fordstone.connectors.memory import MemorySink
 from fordstone.errors import SinkError
@@ -184,8 +184,8 @@ SLICE_ROWS: Final = 10_000
 DRAW_EVERY_US: Final = 200_000
 DRAW_SHARE: Final = 10
 """Drawing takes at most one part in this many of the time."""
-LINES_BESIDE: Final = 6
-"""Lines of the terminal that are not rows: names, rule, counts, notices and the next prompt."""
+LINES_BESIDE: Final = 7
+"""Lines of the terminal that are not rows: names, rule, counts, notices, what time waits for, and the next prompt."""
 
 
 class ReaderGoneError(SinkError):
@@ -360,7 +360,8 @@ class LiveOutput(Output):
             words.insert(0, f"{progress.share:.0%}")
         if not self._bounded:
             words.append("Ctrl-C to stop")
-        return [*notices_of(progress), " · ".join(words)]
+        held = "" if self._bounded or progress.held_back is None else describe_held(progress.held_back)
+        return [*notices_of(progress), " · ".join(words), *([held] if held else [])]
 
     def _drawn(self, rows_max: int, status: Sequence[str]) -> Text:
         from rich.text import Text

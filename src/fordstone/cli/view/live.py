@@ -102,7 +102,11 @@ class LiveView(LineView):
             notices = [Text(problem, style="bold red") for problem in self.problems()]
             notices += [Text(self.phase_text, style="bold yellow")] if self.phase_text else []
             table = self.table()
-            return Group(*notices, title, *([table.styled(self._drawing.console.width)] if table.rows else []))
+            shown = [table.styled(self._drawing.console.width)] if table.rows else []
+            if not shown and not self.phase_text:
+                shown = [Text("starting ...", style="dim")]
+            held = [_held(f"{name}: {text}") for name, progress, _ in self.running() for text in self.held(progress)]
+            return Group(*notices, title, *shown, *held)
         parts: list[RenderableType] = []
         for _, progress, rate in self.running():
             style = "bold red" if progress.stalled else "bold yellow"
@@ -110,6 +114,7 @@ class LiveView(LineView):
             if self.bounded and progress.share is not None:
                 parts.append(self._bar(progress.share, progress))
             parts.append(_line(self.pipeline, describe_progress(progress, rate, self.wall_us(), bounded=self.bounded)))
+            parts += [_held(text) for text in self.held(progress)]
         return Group(*parts)
 
     def _bar(self, share: float, progress: Progress) -> Grid:
@@ -141,6 +146,11 @@ def _line(pipeline: str, words: list[str]) -> Text:
     for place, word in enumerate(words):
         text.append(" · " if place else "  ", style="dim").append(word)
     return text
+
+
+def _held(text: str) -> Text:
+    """What time waits for, below the rest: the names of partitions may be long, so it wraps."""
+    return Text(f"{fmt.GAP}{text}", style="yellow")
 
 
 class _Above(io.TextIOBase):

@@ -27,7 +27,7 @@ from fordstone.errors import SinkError
 
 if TYPE_CHECKING:
     from fordstone.plan.plan import Plan
-    from fordstone.protocol.progress import Counters, Progress, Report
+    from fordstone.protocol.progress import Counters, HeldBack, Progress, Report
 
 JSON_EVERY_US: Final = 1_000_000
 LINE_EVERY_US: Final = 10_000_000
@@ -159,11 +159,19 @@ class View:
         """One line per running part: its notices, or what it does."""
         found = []
         for name, progress, rate in self.running():
-            words = notices_of(progress) or describe_progress(progress, rate, self.wall_us(), bounded=self.bounded)
+            words = notices_of(progress)
+            if not words:
+                words = describe_progress(progress, rate, self.wall_us(), bounded=self.bounded)
+                words += self.held(progress)
             if progress.share is not None:
                 words.insert(0, f"{progress.share:.0%}")
             found.append(f"{name}: {' · '.join(words)}" if name else " · ".join(words))
         return found
+
+    def held(self, progress: Progress) -> list[str]:
+        """The partition that time waits for, as one text or none. Bounded input is read as fast as it can be: nothing is waited for."""
+        text = "" if self.bounded or progress.held_back is None else describe_held(progress.held_back)
+        return [text] if text else []
 
     def problems(self) -> list[str]:
         """What a person must see before anything else, of a run of two tiers."""
@@ -194,16 +202,27 @@ class View:
         report = self.parts[self.names[0]].report
         if self.tiered:
             how = _OUTCOMES[self.outcome(stopped=stopped)]
-            return f"{self.pipeline} {how}.\n{self.table(_AT_THE_END).text(GAP)}\n{GAP}took {fmt.span(took_us)}"
+            table = self.table(_AT_THE_END)
+            lines = [
+                f"{self.pipeline} {how}.",
+                *([table.text(GAP)] if table.rows else []),
+                *(f"{GAP}late at the {name}: {late}" for name, late in self._late()),
+                f"{GAP}took {fmt.span(took_us)}",
+            ]
+            return "\n".join(lines)
         if report is None:
             raise AssertionError("a run of one tier that is over has a report")
         return self._summary(report, took_us)
 
+    def _late(self) -> list[tuple[str, str]]:
+        """The parts with late rows, and why these were late."""
+        with self.lock:
+            found = [(name, part.progress) for name, part in self.parts.items()]
+        return [(name, progress.late) for name, progress in found if progress is not None and progress.late]
+
     def _summary(self, report: Report, took_us: int) -> str:
         progress = report.progress
-        how: str = report.outcome
-        if how == "stopped" and not progress.stopping:
-            how = "caught_up"
+        how = _outcome_of(report)
         if how == "already_ended":
             return f"{report.pipeline} {_OUTCOMES[how]}."
         letters = f"in {self.dead_letters}"
@@ -228,8 +247,6 @@ def describe_progress(progress: Progress, rate: float, now_us: int, *, bounded: 
     watermark_us = progress.watermark_us
     if not bounded and watermark_us is not None and watermark_us < TIME_END_US:
         words.append(f"lag {fmt.span(max(now_us - watermark_us, 0))}")
-    if not bounded and (held := held_text(progress)):
-        words.append(held)
     words.append(f"epoch {progress.epoch}")
     if progress.checkpoint_us is not None:
         words.append(f"checkpoint {fmt.span(progress.checkpoint_us)}, {fmt.size(progress.checkpoint_bytes or 0)}")
@@ -260,13 +277,22 @@ def notices_of(progress: Progress) -> list[str]:
     return found
 
 
-def held_text(progress: Progress) -> str:
-    """The partition that the watermark waits for, if others are well ahead of it."""
-    held = progress.held_back
-    if held is None or (held.lag_us is not None and held.lag_us < HELD_BACK_US):
+def describe_held(held: HeldBack) -> str:
+    """The partition or node that the watermark waits for, by how much it lags, and for how long it has been silent.
+
+    Empty if the others are hardly ahead of it.
+    """
+    if held.lag_us is not None and held.lag_us < HELD_BACK_US:
         return ""
-    since = "has had no rows" if held.lag_us is None else f"lags by {fmt.span(held.lag_us)}"
-    return f"time waits for {held.partition} of {held.source}, which {since}"
+    which = f"node {held.partition}" if held.is_node else f"{held.partition} of {held.source}"
+    nothing = "has sent nothing" if held.is_node else "has had no rows"
+    silent = held.silent_us is not None and held.silent_us >= HELD_BACK_US
+    span = fmt.span(held.silent_us or 0)
+    if held.lag_us is None:
+        return f"time waits for {which}, which {nothing} yet{f', after {span}' if silent else ''}"
+    return (
+        f"time waits for {which}, which lags by {fmt.span(held.lag_us)}{f' and {nothing} for {span}' if silent else ''}"
+    )
 
 
 def outbox_text(progress: Counters) -> str:
@@ -283,7 +309,7 @@ def _row(name: str, part: Part, wall_us: int) -> tuple[str, ...]:
     watermark_us = progress.watermark_us
     timed = not over and watermark_us is not None and watermark_us < TIME_END_US
     notes = [
-        part.doing or ("" if part.report is None else part.report.outcome.replace("_", " ")),
+        part.doing or ("" if part.report is None else _outcome_of(part.report).replace("_", " ")),
         fmt.count(progress.restarts, "restart") if progress.restarts else "",
         f"{fmt.count(progress.rows_rejected)} rejected" if progress.rows_rejected else "",
         f"{fmt.count(progress.rows_failed)} failed" if progress.rows_failed else "",
@@ -296,6 +322,11 @@ def _row(name: str, part: Part, wall_us: int) -> tuple[str, ...]:
         fmt.span(max(wall_us - (watermark_us or 0), 0)) if timed else "",
         ", ".join(note for note in notes if note),
     )
+
+
+def _outcome_of(report: Report) -> str:
+    """A run that stopped although no stop was requested has read what there was."""
+    return "caught_up" if report.outcome == "stopped" and not report.progress.stopping else report.outcome
 
 
 def _checkpoints(progress: Progress) -> str:

@@ -170,7 +170,7 @@ class Engine:
             rows_out=self.writer.released_rows + direct,
             rows_late=rows_late,
             late=describe_late(late_by_us, lateness_of(self.plan)) if rows_late else None,
-            held_back=held_back({at: us for task in sources for at, us in task.waited_for().items()}),
+            held_back=held_back(one for task in sources for one in task.waited_for()),
             rows_rejected=sum(task.rejected_rows for task in sources),
             rejected=next((task.first_rejected for task in sources if task.first_rejected), None),
             rows_failed=sum(task.chain.failed_rows for task in self.tasks),

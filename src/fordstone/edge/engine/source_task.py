@@ -26,6 +26,7 @@ from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.partitions import SourceState, reached_us, source_state
+from fordstone.protocol.progress import WaitedFor
 from fordstone.runtime.chain import Outlet
 from fordstone.runtime.intake import Intake
 from fordstone.runtime.partition import (
@@ -221,12 +222,18 @@ class ReadingTask(Task):
         """The positions of the partitions about now: for progress bars, so callable from any thread."""
         return self._share.cuts()
 
-    def waited_for(self) -> dict[tuple[str, str], int]:
-        """The watermarks of the partitions that time waits for, by source and partition; callable from any thread, as `cuts`."""
-        if not has_event_time(self._step) or self._timeless:
-            return {}
-        active = [q for q in tuple(self._share.partitions.values()) if not (q.done or q.idle)]
-        return {(self._step.name, q.name): q.watermark_us(self._step.lateness_us) for q in active}
+    def waited_for(self) -> list[WaitedFor]:
+        """The partitions that the watermark waits for; callable from any thread, as `cuts`."""
+        step, now_us = self._step, self._clock.monotonic_us()
+        if not has_event_time(step) or self._timeless:
+            return []
+        return [
+            WaitedFor(
+                step.name, q.name, q.watermark_us(step.lateness_us), step.declares_time, max(0, now_us - q.heard_us)
+            )
+            for q in tuple(self._share.partitions.values())
+            if not (q.done or q.idle)
+        ]
 
     def reads(self, partition: str) -> bool:
         return partition in self._share.partitions
