@@ -263,6 +263,16 @@ def test_the_summary_says_what_came_of_it_and_where_the_rejected_rows_are():
     ]
 
 
+def test_the_summary_of_a_run_that_was_stopped_says_what_time_waits_for_and_why_a_row_was_rejected():
+    held = HeldBack(source="readings", partition="h00.jsonl", lag_us=118_000_000)
+    progress = msgspec.structs.replace(
+        PROGRESS, rows_rejected=1, rejected="column n: 'x' is not a number", held_back=held
+    )
+    lines = summary(Report(pipeline="fleet", outcome="stopped", progress=progress), took_us=1).splitlines()
+    assert "  rejected      1  in state/dead; one of them: column n: 'x' is not a number" in lines
+    assert lines[-1] == "  time waits for h00.jsonl of readings, which lags by 1 min 58 s"
+
+
 def test_the_summary_of_a_run_with_nothing_to_do_says_how_to_start_over():
     report = Report(pipeline="cold-chain", outcome="already_ended", progress=PROGRESS, resumed_from=41)
     text = summary(report, took_us=1)

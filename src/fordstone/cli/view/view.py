@@ -231,14 +231,23 @@ class View:
             ("rows in", fmt.count(progress.rows_in), rate),
             ("rows out", fmt.count(progress.rows_out), ""),
             ("late", fmt.count(progress.rows_late), progress.late or ""),
-            ("rejected", fmt.count(progress.rows_rejected), letters if progress.rows_rejected else ""),
+            ("rejected", fmt.count(progress.rows_rejected), _rejected(progress, letters)),
             *([("failed", fmt.count(progress.rows_failed), letters)] if progress.rows_failed else ()),
             ("epoch", fmt.count(progress.epoch), _checkpoints(progress)),
             ("restarts", fmt.count(progress.restarts), ""),
         ]
         table = Table(head=("", "", ""), rows=rows, right=(1,)).text(GAP)
         origin = "the beginning" if report.resumed_from is None else f"checkpoint {report.resumed_from}"
-        return f"{report.pipeline} {_OUTCOMES[how]}.\n{table}\n{GAP}started from {origin}, took {fmt.span(took_us)}"
+        held = "".join(f"\n{GAP}{text}" for text in self.held(progress))
+        return (
+            f"{report.pipeline} {_OUTCOMES[how]}.\n{table}\n{GAP}started from {origin}, took {fmt.span(took_us)}{held}"
+        )
+
+
+def _rejected(progress: Progress, letters: str) -> str:
+    if not progress.rows_rejected:
+        return ""
+    return letters if progress.rejected is None else f"{letters}; one of them: {progress.rejected}"
 
 
 def describe_progress(progress: Progress, rate: float, now_us: int, *, bounded: bool) -> list[str]:
