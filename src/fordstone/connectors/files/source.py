@@ -51,6 +51,8 @@ from fordstone.protocol.partitions import SeriesPlace
 
 REST_SECONDS: Final = 10
 """The last line of a file that another one continues needs no newline after this time without a write."""
+QUIET_SECONDS: Final = 3600
+"""A file that another one seems to continue is finished after this time without a write, although it is not certain."""
 
 
 class FilesKind(ConnectorKind):
@@ -199,10 +201,7 @@ class FileSource(Source):
         file_format = self._format_of(path)
         if path.suffix in PACKED_SUFFIXES:
             return super().plan_read(partition, position, rows_max)
-        try:
-            looks = path.stat()
-        except OSError as error:
-            raise unreadable(path, error) from error
+        looks = _stat(path)
         if file_format in {"parquet", "arrow"}:
             return self._plan_table(partition, path, file_format, looks, position, max(1, rows_max))
         return self._plan_lines(partition, path, file_format, looks.st_size, position, max(1, rows_max))
@@ -261,18 +260,18 @@ class FileSource(Source):
     def series(self, partition: PartitionId) -> Sequence[SeriesPlace]:
         return places(self._where.name(partition), self._settings.series)
 
+    def is_quiet(self, partition: PartitionId) -> bool:
+        return _seconds_since_write(_stat(self.path_of(partition))) >= QUIET_SECONDS
+
     def plan_rest(self, partition: PartitionId, position: Position) -> Position | None:
         """A last line without a newline, of a text file that has not been written to for a while."""
         path = self.path_of(partition)
         if path.suffix in PACKED_SUFFIXES or self._format_of(path) in {"parquet", "arrow"}:
             return position
-        try:
-            looks = path.stat()
-        except OSError as error:
-            raise unreadable(path, error) from error
+        looks = _stat(path)
         if looks.st_size <= position:
             return position
-        return Position(looks.st_size) if time.time() - looks.st_mtime >= REST_SECONDS else None
+        return Position(looks.st_size) if _seconds_since_write(looks) >= REST_SECONDS else None
 
     def size_bytes(self) -> int:
         return sum(self._sizes().values())
@@ -384,6 +383,17 @@ class FileSource(Source):
         return [
             name for name in names if (own or not Path(name).name.startswith("_")) and (self._root / name).is_file()
         ]
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _seconds_since_write(looks: os.stat_result) -> float:
+    return time.time() - looks.st_mtime
 
 
 def _whole(path: str) -> str:
