@@ -26,7 +26,7 @@ EPOCH_DIGITS: Final = 12
 EPOCH_MAX: Final = 10**EPOCH_DIGITS - 1
 
 
-class PartitionCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PartitionCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where one partition of a source stood at a barrier."""
 
     position: int

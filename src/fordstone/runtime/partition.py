@@ -381,7 +381,8 @@ class Share:
     def limit(self, limit_us: int) -> None:
         """At a barrier: rows above this time, read from here on, are too far ahead of the clock."""
         for partition in self.partitions.values():
-            partition.limit_us = limit_us
+            # None is read of those that are idle or done: without a limit their cuts are shorter, and do not change.
+            partition.limit_us = TIME_MAX_US if partition.idle or partition.done else limit_us
 
     def close_gone(self, gone: Collection[str]) -> None:
         """At a barrier: idle partitions that are not there any more are done. They had been read to their end."""
