@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.both_engines import Engine, engine_fixture
+from tests.spark.both_engines import Engine, OnEdge, engine_fixture
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files, rows
@@ -143,6 +143,23 @@ def test_a_file_for_each_device_is_waited_for(engine: Engine, tmp_path: Path, la
     engine.run(plan)
     assert late(tmp_path) == 0
     assert max(closed(tmp_path)) == 3600 * (3 if lateness == "0s" else 2) + 30
+
+
+def test_a_replay_does_what_was_decided_although_the_file_was_touched_since(tmp_path: Path):
+    engine, plan = OnEdge(tmp_path, 1, keep=1000), counting(tmp_path)
+    add(tmp_path / "in/h0.jsonl", range(60))
+    add(tmp_path / "in/h1.jsonl", range(60, 120))
+    write_long_ago(tmp_path / "in/h0.jsonl")
+    engine.run(plan)
+    assert closed(tmp_path) == tens(0, 110)
+    os.utime(tmp_path / "in/h0.jsonl")
+    engine.damage(plan)
+    engine.restart()
+    add(tmp_path / "in/h1.jsonl", range(120, 180))
+    engine.run(plan)
+    assert engine.replayed > 0
+    assert closed(tmp_path) == tens(0, 170)
+    assert late(tmp_path) == 0
 
 
 @pytest.mark.parametrize(
