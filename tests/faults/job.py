@@ -51,12 +51,7 @@ def build(job: Job) -> Pipeline:
     """Plain rows, running upserts, windows and what was late for them, each to files."""
     pipeline = Pipeline(PIPELINE, mode=job.mode)
     rows = pipeline.source(
-        "rows",
-        files("in/*.jsonl", series="none"),
-        schema=SCHEMA,
-        time="ts",
-        lateness=f"{LATENESS_S}s",
-        on_error=job.on_error,
+        "rows", files("in/*.jsonl"), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s", on_error=job.on_error
     )
     kept = rows.filter(f"{job.column} % 7 <> 3")
     if job.failing:

@@ -53,9 +53,7 @@ class SparkChild(msgspec.Struct, frozen=True, kw_only=True):
 def build(job: SparkJob) -> Pipeline:
     """The pipeline, in the working directory."""
     pipeline = Pipeline(PIPELINE)
-    rows = pipeline.source(
-        "rows", files("in/*.jsonl", series="none"), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s"
-    )
+    rows = pipeline.source("rows", files("in/*.jsonl"), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
     kept = rows.filter("id % 7 <> 3")
     match job.function:
         case "holds":

@@ -61,7 +61,7 @@ task readings: 4 steps fused
   │  time      ts, rows may be 5s out of order, and 1h ahead of the clock; a partition silent for 1m (idle_after=) is not waited for
   │  bad rows  go to the dead letters
   │  keeps     the position of every partition
-  │  series    files that differ in their numbers and do not overlap in time are rolled: only the newest is waited for
+  │  series    files that differ in their numbers and follow one another in time are rolled: only the newest is waited for
   ├─ filter: keep rows where temp > -40
   │  └─ with_columns: add temp * 9 / 5 + 32 AS f
   │     │  columns  device string, ts timestamp, temp double, f double

@@ -7,12 +7,13 @@ import pytest
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.protocol.partitions import (
     Change,
+    Follower,
     PartitionFacts,
     SeriesMember,
     SeriesPlace,
     SourceState,
     decide,
-    followed,
+    followers,
     joined_floor_us,
     partition_watermark_us,
     reached_us,
@@ -130,7 +131,9 @@ def test_how_far_time_has_come_where_watermarks_meet(
 H, DAY = 60, 24 * 60
 
 
-def file(name: str, first: int | None = None, last: int | None = None, *, returned: bool = False) -> SeriesMember:
+def file(
+    name: str, first: int | None = None, last: int | None = None, *, at_end: bool = True, beside: str = ""
+) -> SeriesMember:
     """A file of a series by its name up to a dot, with rows from `first` to `last`."""
     series, _, order = name.partition(".")
     return SeriesMember(
@@ -138,15 +141,19 @@ def file(name: str, first: int | None = None, last: int | None = None, *, return
         places=(SeriesPlace(series=series, order=order),),
         first_us=TIME_MAX_US if first is None else first,
         max_time_us=TIME_MIN_US if last is None else last,
-        returned=returned,
+        at_end=at_end,
+        grew_beside=beside,
     )
+
+
+ROLLED = [file("a.2", 20, 29), file("a.0", 0, 9), file("a.1", 10, 19)]
 
 
 @pytest.mark.parametrize(
     ("members", "lateness_us", "found"),
     [
-        # Rolled files, in any order; only the newest of each series is not continued.
-        ([file("a.2", 20, 29), file("a.0", 0, 9), file("a.1", 10, 19)], 0, {"a.0": 10, "a.1": 20}),
+        # In any order; only the newest of each series is not continued.
+        (ROLLED, 0, {"a.0": 10, "a.1": 20}),
         ([file("a.0", 0, 9), file("a.1", 9, 19)], 0, {"a.0": 9}),
         ([file("a.0", 0, 9), file("b.1", 10, 19)], 0, {}),
         ([file("a.0", 0, 9)], 0, {}),
@@ -162,13 +169,45 @@ def file(name: str, first: int | None = None, last: int | None = None, *, return
         ([file("d.1", 0, 50), file("d.2", 60, 70), file("d.3", 10, 90)], 0, {}),
         ([file("d.1", 0, 50), file("d.2", 60, 90), file("d.3", 65, 90)], 0, {}),
         ([file("d.1", 50, 90), file("d.2", 0, 40)], 0, {}),
-        # One that had rows after it was idle is continued only by rows that are not older than its newest.
-        ([file("a.0", 0, 10, returned=True), file("a.1", 8, 19)], 5, {}),
-        ([file("a.0", 0, 10, returned=True), file("a.1", 10, 19)], 5, {"a.0": 10}),
+        # One that grew although a later one had rows is not continued, unless the series is certain. Rows that are older than its
+        # newest overlap it then.
+        ([file("d.1", 0, 50, beside="d.2"), file("d.2", 60, 90)], 0, {}),
+        ([file("d.1", 0, 50, beside="d.2"), file("d.2", 60, 90), file("d.3", 100, 120)], 0, {"d.2": 100}),
+        ([*ROLLED, file("a.3", 30, 39), file("a.4", 40, 49, beside="a.5"), file("a.5", 48, 59)], 5, {}),
+        (
+            [*ROLLED, file("a.3", 30, 39, beside="a.4"), file("a.4", 40, 49)],
+            5,
+            {"a.0": 10, "a.1": 20, "a.2": 30, "a.3": 40},
+        ),
+        # It grew beside a file of another series.
+        ([file("d.1", 0, 50, beside="e.1"), file("d.2", 60, 90)], 0, {"d.1": 60}),
     ],
 )
 def test_which_partitions_another_one_continues(members: list[SeriesMember], lateness_us: int, found: dict[str, int]):
-    assert followed(members, lateness_us) == found
+    assert {name: one.first_us for name, one in followers(members, lateness_us).items()} == found
+
+
+@pytest.mark.parametrize(
+    ("members", "certain"),
+    [
+        (ROLLED, True),
+        # A long pause does not matter, once the series is certain; and two files, or one pause that is short, do not make it so.
+        ([*ROLLED, file("a.3", 500, 509)], True),
+        ([file("a.0", 0, 9), file("a.1", 10, 19)], False),
+        ([file("a.0", 0, 9), file("a.1", 10, 19), file("a.2", 500, 509)], False),
+        ([file("d.1", 0, 9), file("d.2", 500, 509), file("d.3", 1000, 1009)], False),
+        # A pause as long as what the file covers is short; one that is longer is not.
+        ([file("a.0", 0, 10), file("a.1", 20, 30), file("a.2", 40, 50)], True),
+        ([file("a.0", 0, 10), file("a.1", 21, 30), file("a.2", 40, 50)], False),
+        ([file("a.0", 0, 0), file("a.1", 1, 1), file("a.2", 2, 2)], False),
+        # Of files that are not read to their end it is not known whether they overlap.
+        ([file("a.0", 0, 9), file("a.1", 10, 19, at_end=False), file("a.2", 20, 29)], False),
+        # Devices that grow, where their clocks make them look like rolled files for a moment.
+        ([file("d.1", 0, 9), file("d.2", 10, 19, beside="d.3"), file("d.3", 20, 29)], False),
+    ],
+)
+def test_a_series_is_certain_when_three_files_follow_one_another_closely(members: list[SeriesMember], certain: bool):
+    assert {one.certain for one in followers(members, 0).values()} == {certain}
 
 
 def test_in_a_declared_series_each_later_partition_continues_the_earlier_ones():
@@ -177,7 +216,7 @@ def test_in_a_declared_series_each_later_partition_continues_the_earlier_ones():
         SeriesMember(partition="a.0", places=(declared,), first_us=0, max_time_us=50),
         SeriesMember(partition="a.1", places=(replace(declared, order="1"),)),
     ]
-    assert followed(members, 0) == {"a.0": TIME_MAX_US}
+    assert followers(members, 0) == {"a.0": Follower(partition="a.1", first_us=TIME_MAX_US, certain=True)}
 
 
 def test_a_partition_is_continued_in_any_series_that_its_times_confirm():
@@ -190,8 +229,16 @@ def test_a_partition_is_continued_in_any_series_that_its_times_confirm():
             SeriesPlace(series="#/dev-#", order=f"{number}/{device}"),
         )
         return SeriesMember(
-            partition=f"{number}/dev-{device}", places=places, first_us=number * DAY, max_time_us=(number + 1) * DAY - 1
+            partition=f"{number}/dev-{device}",
+            places=places,
+            first_us=number * DAY,
+            max_time_us=(number + 1) * DAY - 1,
+            at_end=True,
         )
 
     members = [day(device, number) for device in (1, 2) for number in (1, 2, 3)]
-    assert followed(members, H) == {f"{n}/dev-{device}": (n + 1) * DAY for n in (1, 2) for device in (1, 2)}
+    assert followers(members, H) == {
+        f"{n}/dev-{device}": Follower(partition=f"{n + 1}/dev-{device}", first_us=(n + 1) * DAY, certain=True)
+        for n in (1, 2)
+        for device in (1, 2)
+    }

@@ -55,7 +55,7 @@ readers: operators run where rows are read
   │  time      ts, rows may be 5s out of order, and 1h ahead of the clock; a silent partition holds time back (idle_after= would end that)
   │  bad rows  go to the dead letters
   │  keeps     the position of every partition
-  │  series    files that differ in their numbers and do not overlap in time are rolled: only the newest is waited for
+  │  series    files that differ in their numbers and follow one another in time are rolled: only the newest is waited for
   └─ union: union of readings, more
      ├─ hot: keep rows where temp > 40
      │  └─ alarms: sink files('out/alarms', format='jsonl')
@@ -66,7 +66,7 @@ readers: operators run where rows are read
   │  time      ts, rows may be 5s out of order, and 1h ahead of the clock; a silent partition holds time back (idle_after= would end that)
   │  bad rows  stop the pipeline
   │  keeps     the position of every partition
-  │  series    files that differ in their numbers and do not overlap in time are rolled: only the newest is waited for
+  │  series    files that differ in their numbers and follow one another in time are rolled: only the newest is waited for
   └─ union: as above
 
 stage 1, after a shuffle: operators in 4 shards

@@ -261,7 +261,7 @@ def test_a_partition_that_comes_back_is_late_below_the_time_that_went_on_without
     plans.source.tables["b"].rows = 25
     work = plans.step()
     assert work is not None
-    assert work.changed["s"]["b"] == PartitionCut(position=20, max_time_us=20, floor_us=190, returned=True)
+    assert work.changed["s"]["b"] == PartitionCut(position=20, max_time_us=20, floor_us=190)
     assert spans(work) == {"b": (20, 25)}
     assert plans.watermark_us == 190
     # It is waited for again.
@@ -383,7 +383,7 @@ def test_what_was_idle_on_the_edge_is_read_to_its_end_where_input_is_bounded() -
     )
     plans.epoch = 4
     (work,) = plans.steps()
-    assert work.changed["s"] == {"b": PartitionCut(position=20, max_time_us=20, floor_us=90, returned=True)}
+    assert work.changed["s"] == {"b": PartitionCut(position=20, max_time_us=20, floor_us=90)}
     assert plans.cut.ended
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.spark.both_engines import Engine, engine_fixture
+from tests.spark.both_engines import Engine, OnEdge, engine_fixture
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files, rows
@@ -34,6 +34,11 @@ def add(path: Path, seconds: Iterable[int], *, end: str = "\n") -> None:
         return
     with path.open("a") as file:
         file.write("\n".join(lines) + end)
+
+
+def write_long_ago(path: Path) -> None:
+    """Make a file look as if it had not been written to for longer than an hour."""
+    os.utime(path, (0, 0))
 
 
 def counting(root: Path, pattern: str = "*.jsonl", *, lateness: str = "0s", **options: Any) -> Plan:
@@ -80,8 +85,24 @@ def test_rolled_files_that_come_one_by_one_close_windows(engine: Engine, tmp_pat
     for number in range(8, 12):  # from one digit to two
         add(tmp_path / "in" / f"part-{number}.jsonl", range(60 * number, 60 * number + 60))
         engine.run(plan)
-        assert closed(tmp_path) == tens(480, 60 * number + 50)
+        # Two files may also be of two devices.
+        assert closed(tmp_path) == tens(480, 530 if number == 9 else 60 * number + 50)
         engine.restart()
+    assert late(tmp_path) == 0
+
+
+@pytest.mark.parametrize("pause", [0, 7200])
+def test_one_of_two_files_is_finished_when_it_has_not_been_written_to_for_an_hour(
+    engine: Engine, tmp_path: Path, pause: int
+):
+    plan = counting(tmp_path)
+    add(tmp_path / "in/h0.jsonl", range(60))
+    add(tmp_path / "in/h1.jsonl", range(60 + pause, 120 + pause))
+    engine.run(plan)
+    assert closed(tmp_path) == tens(0, 50)
+    write_long_ago(tmp_path / "in/h0.jsonl")
+    engine.run(plan)
+    assert closed(tmp_path) == tens(0, 60) | tens(60 + pause, 110 + pause)
     assert late(tmp_path) == 0
 
 
@@ -124,24 +145,73 @@ def test_a_file_for_each_device_is_waited_for(engine: Engine, tmp_path: Path, la
     assert max(closed(tmp_path)) == 3600 * (3 if lateness == "0s" else 2) + 30
 
 
-def test_a_device_that_joins_when_another_is_silent_makes_at_most_its_first_rows_late(engine: Engine, tmp_path: Path):
-    """Device 2 looks like a continuation of device 1. When device 1 goes on, they overlap, and both are waited for from then on."""
+def test_a_replay_does_what_was_decided_although_the_file_was_touched_since(tmp_path: Path):
+    engine, plan = OnEdge(tmp_path, 1, keep=1000), counting(tmp_path)
+    add(tmp_path / "in/h0.jsonl", range(60))
+    add(tmp_path / "in/h1.jsonl", range(60, 120))
+    write_long_ago(tmp_path / "in/h0.jsonl")
+    engine.run(plan)
+    assert closed(tmp_path) == tens(0, 110)
+    os.utime(tmp_path / "in/h0.jsonl")
+    engine.damage(plan)
+    engine.restart()
+    add(tmp_path / "in/h1.jsonl", range(120, 180))
+    engine.run(plan)
+    assert engine.replayed > 0
+    assert closed(tmp_path) == tens(0, 170)
+    assert late(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    "clocks",
+    [(0, 60), (0, 50_000), (50_000, 0), (0, 120, 240), (0, 0, 600)],
+    ids=lambda clocks: " ".join(map(str, clocks)),
+)
+def test_devices_make_no_row_of_each_other_late_whatever_their_clocks(
+    engine: Engine, tmp_path: Path, clocks: tuple[int, ...]
+):
+    """Their clocks are ahead by these seconds. At some moment each file ends where the next one begins."""
+    plan = counting(tmp_path)
+    paths = [tmp_path / "in" / f"dev-{number}.jsonl" for number in range(len(clocks))]
+    for path in paths:
+        add(path, [], end="")
+    for start in range(0, 300, 60):
+        for path, ahead in zip(paths, clocks, strict=True):
+            add(path, range(ahead + start, ahead + start + 60))
+            engine.run(plan)
+        if start % 120:
+            engine.restart()
+    # They have been seen to grow at the same time: being silent for hours makes none of them finished.
+    for path in paths:
+        write_long_ago(path)
+    engine.run(plan)
+    for path, ahead in zip(paths, clocks, strict=True):
+        add(path, range(ahead + 300, ahead + 360))
+        engine.run(plan)
+    assert late(tmp_path) == 0
+
+
+def test_a_device_that_joins_when_another_is_silent_makes_no_row_of_it_late(engine: Engine, tmp_path: Path):
     plan = counting(tmp_path)
     add(tmp_path / "in/dev-1.jsonl", range(60))
     engine.run(plan)
-    add(tmp_path / "in/dev-2.jsonl", range(60, 65))
+    add(tmp_path / "in/dev-2.jsonl", range(60, 600))
     engine.run(plan)
-    add(tmp_path / "in/dev-1.jsonl", range(60, 70))
+    add(tmp_path / "in/dev-1.jsonl", range(60, 600))
     engine.run(plan)
-    were_late = late(tmp_path)
-    assert were_late <= 5
-    add(tmp_path / "in/dev-2.jsonl", range(65, 600))
+    assert closed(tmp_path) == tens(0, 60) | dict.fromkeys(range(60, 590, 10), 20)
+    assert late(tmp_path) == 0
+
+
+def test_the_file_of_a_device_that_has_no_rows_yet_is_waited_for(engine: Engine, tmp_path: Path):
+    plan = counting(tmp_path)
+    add(tmp_path / "in/dev-2.jsonl", range(60))
+    (tmp_path / "in/dev-1.jsonl").touch()
     engine.run(plan)
-    engine.restart()
+    add(tmp_path / "in/dev-1.jsonl", range(60))
     engine.run(plan)
-    add(tmp_path / "in/dev-1.jsonl", range(70, 600))
-    engine.run(plan)
-    assert late(tmp_path) == were_late
+    assert closed(tmp_path) == dict.fromkeys(range(0, 50, 10), 20)
+    assert late(tmp_path) == 0
 
 
 def test_files_of_devices_that_overlap_are_read_merged_by_time(engine: Engine, tmp_path: Path):
@@ -154,46 +224,66 @@ def test_files_of_devices_that_overlap_are_read_merged_by_time(engine: Engine, t
 
 
 def test_a_rolled_file_that_still_grows_is_read_on(engine: Engine, tmp_path: Path):
-    """The writer of h00 flushes its last rows after h01 was begun."""
+    """The writer of h2 flushes its last rows after h3 was begun."""
     plan = counting(tmp_path, lateness="30s")
-    add(tmp_path / "in/h00.jsonl", range(50))
-    add(tmp_path / "in/h01.jsonl", range(60, 61))
+    for number in range(2):
+        add(tmp_path / "in" / f"h{number}.jsonl", range(60 * number, 60 * number + 60))
+    add(tmp_path / "in/h2.jsonl", range(120, 170))
+    add(tmp_path / "in/h3.jsonl", range(180, 181))
     engine.run(plan)
-    add(tmp_path / "in/h00.jsonl", range(50, 60))
+    add(tmp_path / "in/h2.jsonl", range(170, 180))
     engine.run(plan)
-    add(tmp_path / "in/h01.jsonl", range(61, 200))
+    add(tmp_path / "in/h3.jsonl", range(181, 320))
     engine.run(plan)
-    assert closed(tmp_path) == tens(0, 160)
+    assert closed(tmp_path) == tens(0, 280)
+    assert late(tmp_path) == 0
+
+
+def test_a_file_that_grew_beside_a_later_one_is_finished_when_its_series_is_certain(engine: Engine, tmp_path: Path):
+    plan = counting(tmp_path)
+    add(tmp_path / "in/h0.jsonl", range(50))
+    add(tmp_path / "in/h1.jsonl", range(60, 120))
+    engine.run(plan)
+    add(tmp_path / "in/h0.jsonl", range(50, 60))
+    write_long_ago(tmp_path / "in/h0.jsonl")
+    engine.run(plan)
+    assert closed(tmp_path) == tens(0, 50)
+    for number in (2, 3):
+        add(tmp_path / "in" / f"h{number}.jsonl", range(60 * number, 60 * number + 60))
+    engine.restart()
+    engine.run(plan)
+    assert closed(tmp_path) == tens(0, 230)
     assert late(tmp_path) == 0
 
 
 def test_a_rolled_file_may_be_removed_when_it_was_read(engine: Engine, tmp_path: Path):
     plan = counting(tmp_path)
-    for number in range(2):
+    for number in range(3):
         add(tmp_path / "in" / f"h{number}.jsonl", range(60 * number, 60 * number + 60))
     engine.run(plan)
     (tmp_path / "in/h0.jsonl").unlink()
-    add(tmp_path / "in/h2.jsonl", range(120, 180))
-    engine.run(plan)
-    (tmp_path / "in/h1.jsonl").unlink()
-    engine.restart()
     add(tmp_path / "in/h3.jsonl", range(180, 240))
     engine.run(plan)
-    assert closed(tmp_path) == tens(0, 230)
+    (tmp_path / "in/h1.jsonl").unlink()
+    (tmp_path / "in/h2.jsonl").unlink()
+    engine.restart()
+    add(tmp_path / "in/h4.jsonl", range(240, 300))
+    engine.run(plan)
+    assert closed(tmp_path) == tens(0, 290)
 
 
 def test_an_hour_without_rows_does_not_stop_time(engine: Engine, tmp_path: Path):
-    add(tmp_path / "in/h0.jsonl", range(60))
-    (tmp_path / "in/h1.jsonl").touch()
-    add(tmp_path / "in/h2.jsonl", range(120, 180))
+    for number in (0, 1, 2, 4):
+        add(tmp_path / "in" / f"h{number}.jsonl", range(60 * number, 60 * number + 60))
+    (tmp_path / "in/h3.jsonl").touch()
     engine.run(counting(tmp_path))
-    assert closed(tmp_path) == tens(0, 60) | tens(120, 170)
+    assert closed(tmp_path) == tens(0, 180) | tens(240, 290)
 
 
 def test_the_last_line_of_a_rolled_file_needs_no_newline(engine: Engine, tmp_path: Path):
     for number in range(3):
         add(tmp_path / "in" / f"h{number}.csv", range(60 * number, 60 * number + 60), end="")
-        os.utime(tmp_path / "in" / f"h{number}.csv", (0, 0))
+        write_long_ago(tmp_path / "in" / f"h{number}.csv")
     plan = counting(tmp_path, "*.csv")
     engine.run(plan)
     assert closed(tmp_path) == tens(0, 170)
@@ -206,13 +296,14 @@ def test_the_last_line_of_a_rolled_file_needs_no_newline(engine: Engine, tmp_pat
 
 def test_a_line_that_is_being_written_is_waited_for(engine: Engine, tmp_path: Path):
     add(tmp_path / "in/h0.jsonl", range(60), end="")
-    add(tmp_path / "in/h1.jsonl", range(60, 120))
+    for number in (1, 2):
+        add(tmp_path / "in" / f"h{number}.jsonl", range(60 * number, 60 * number + 60))
     plan = counting(tmp_path)
     engine.run(plan)
     assert late(tmp_path) == 0
     add(tmp_path / "in/h0.jsonl", [], end="\n")
     engine.run(plan)
-    assert closed(tmp_path) == tens(0, 110)
+    assert closed(tmp_path) == tens(0, 170)
     assert late(tmp_path) == 0
 
 
@@ -252,6 +343,14 @@ def test_the_file_without_a_number_is_the_newest_of_a_rotated_log(engine: Engine
         add(tmp_path / "in" / name, range(180 - 60 * age, 240 - 60 * age))
     engine.run(counting(tmp_path, "app.log*", format="jsonl", series=series))
     assert closed(tmp_path) == tens(0, 230)
+
+
+@pytest.mark.parametrize("rotated", ["app.log.1", "app.log-20260101"])
+def test_one_rotated_file_beside_its_log_is_finished(engine: Engine, tmp_path: Path, rotated: str):
+    add(tmp_path / "in" / rotated, range(60))
+    add(tmp_path / "in/app.log", range(60, 120))
+    engine.run(counting(tmp_path, "app.log*", format="jsonl"))
+    assert closed(tmp_path) == tens(0, 110)
 
 
 def test_series_is_checked_when_it_is_given():

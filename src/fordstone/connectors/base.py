@@ -175,10 +175,18 @@ class Source(ABC):
         """Return the series that a partition may belong to, by its name: in a series, later partitions continue earlier ones.
 
         Called at every barrier of unbounded input with event time. A partition that was read to its end no longer holds the
-        watermark back when a later one of its series has rows, and the times of the rows agree (`protocol.partitions.followed`).
+        watermark back when a later one of its series has rows, and the times of the rows agree (`protocol.partitions.followers`).
         """
         del partition
         return ()
+
+    def is_quiet(self, partition: PartitionId) -> bool:
+        """Return whether a partition's last write is old enough to take it for finished if a later one seems to continue it.
+
+        Called at barriers where it was read to its end, and it is not certain that its series is one.
+        """
+        del partition
+        return False
 
     def plan_rest(self, partition: PartitionId, position: Position) -> Position | None:
         """Return where a partition that another one continues ends, where nothing follows `position` but at most an unfinished row.

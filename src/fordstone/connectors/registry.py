@@ -35,7 +35,7 @@ _OURS: Final = {
     "center": ("fordstone.connectors.hub", "CenterKind"),
     "control": ("fordstone.connectors.control", "ControlKind"),
     "delta": ("fordstone.connectors.delta", "DeltaKind"),
-    "files": ("fordstone.connectors.files.source", "FilesKind"),
+    "files": ("fordstone.connectors.files.kind", "FilesKind"),
     "function": ("fordstone.connectors.function", "FunctionKind"),
     "generator": ("fordstone.connectors.generator", "GeneratorKind"),
     "hub": ("fordstone.connectors.hub", "HubKind"),

@@ -26,7 +26,7 @@ EPOCH_DIGITS: Final = 12
 EPOCH_MAX: Final = 10**EPOCH_DIGITS - 1
 
 
-class PartitionCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PartitionCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where one partition of a source stood at a barrier."""
 
     position: int
@@ -39,8 +39,10 @@ class PartitionCut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows above it, from here on, are too far ahead of the clock: they are late (rule 7). It changes at barriers and at starts only."""
     idle: bool = False
     done: bool = False
-    returned: bool = False
-    """It had rows again after it had been idle."""
+    followed_by: str = ""
+    """The first later partition of its series that had rows when this one had been read to its end; empty: none had."""
+    followed_at: int = 0
+    """The position that this one was read to then. If it is further now, it grew beside that one, as files of devices do."""
     identity: str = ""
     """What tells the input before the position from other input of that name, in the source's own form; empty: nothing does."""
 

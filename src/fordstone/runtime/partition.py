@@ -31,11 +31,12 @@ from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, Position
 from fordstone.protocol.partitions import (
     Change,
+    Follower,
     PartitionFacts,
     SeriesMember,
     SeriesPlace,
     decide,
-    followed,
+    followers,
     is_continued,
     joined_floor_us,
     partition_watermark_us,
@@ -61,21 +62,32 @@ class Judged:
     """How many of those that are late are too far ahead of the clock."""
 
 
-def next_times_us(step: p.Source, source: Source, cuts: Mapping[str, PartitionCut]) -> dict[str, int]:
-    """Return the partitions of a source that a later one of their series continues, with the time of the first row after them.
+def find_followers(
+    step: p.Source, source: Source, cuts: Mapping[str, PartitionCut], at_end: Callable[[str], bool]
+) -> dict[str, Follower]:
+    """Return the partitions of a source that a later one of their series continues, with that one.
 
-    `cuts`: all partitions of the source, of all its tasks. Without event time of its own a source has no use for it.
+    `cuts`: all partitions of the source, of all its tasks. `at_end`: whether one was read to its end. Without event time of its own a
+    source has no use for it.
     """
     if not has_event_time(step) or step.declares_time:
         return {}
-    members = [series_member(name, cut, source.series(PartitionId(name))) for name, cut in cuts.items()]
-    return followed((member for member in members if member.places), step.lateness_us)
+    placed = {name: places for name in cuts if (places := source.series(PartitionId(name)))}
+    members = (series_member(name, cuts[name], places, at_end=at_end(name)) for name, places in placed.items())
+    return followers(members, step.lateness_us)
 
 
-def series_member(name: str, cut: PartitionCut, places: Sequence[SeriesPlace] = ()) -> SeriesMember:
+def series_member(
+    name: str, cut: PartitionCut, places: Sequence[SeriesPlace] = (), *, at_end: bool = False
+) -> SeriesMember:
     """A partition as the rules of series see it."""
     return SeriesMember(
-        partition=name, places=places, first_us=cut.first_us, max_time_us=cut.max_time_us, returned=cut.returned
+        partition=name,
+        places=places,
+        first_us=cut.first_us,
+        max_time_us=cut.max_time_us,
+        at_end=at_end,
+        grew_beside=cut.followed_by if cut.position > cut.followed_at else "",
     )
 
 
@@ -138,8 +150,11 @@ class Partition:
     limit_us: int = TIME_MAX_US
     idle: bool = False
     done: bool = False
-    returned: bool = False
+    followed_by: str = ""
+    followed_at: int = 0
     identity: str = ""
+    at_end: bool = False
+    """Nothing followed when it was last read from."""
     ended: bool = False
     """Read to its end in this epoch, of input that goes on: it is waited for until the barrier, where it is done."""
     stashed: Chunk | None = None
@@ -160,7 +175,8 @@ class Partition:
             limit_us=cut.limit_us,
             idle=cut.idle,
             done=cut.done,
-            returned=cut.returned,
+            followed_by=cut.followed_by,
+            followed_at=cut.followed_at,
             identity=cut.identity,
             heard_us=now_us,
         )
@@ -174,7 +190,8 @@ class Partition:
             limit_us=self.limit_us,
             idle=self.idle,
             done=self.done,
-            returned=self.returned,
+            followed_by=self.followed_by,
+            followed_at=self.followed_at,
             identity=self.identity,
         )
 
@@ -185,6 +202,11 @@ class Partition:
         """Whether rows of a later partition, the first of the time `next_us`, continue this one, by what is known of it now."""
         return is_continued(series_member(self.name, self.cut()), next_us, lateness_us)
 
+    def note_follower(self, later: str) -> None:
+        """It was read to its end, and a later partition has rows: if it grows from here on, it does so beside that one."""
+        if not self.followed_by:
+            self.followed_by, self.followed_at = later, self.position
+
     def close(self) -> None:
         """Close what is open; reading opens it again."""
         if self.reader is not None:
@@ -193,7 +215,6 @@ class Partition:
 
     def return_at(self, source_watermark_us: int) -> None:
         """Be read again, and be waited for."""
-        self.returned = self.returned or self.idle
         self.idle = self.done = False
         self.floor_us = joined_floor_us(self.floor_us, source_watermark_us)
 
@@ -377,7 +398,8 @@ class Share:
     def limit(self, limit_us: int) -> None:
         """At a barrier: rows above this time, read from here on, are too far ahead of the clock."""
         for partition in self.partitions.values():
-            partition.limit_us = limit_us
+            # None is read of those that are idle or done: without a limit their cuts are shorter, and do not change.
+            partition.limit_us = TIME_MAX_US if partition.idle or partition.done else limit_us
 
     def close_gone(self, gone: Collection[str]) -> None:
         """At a barrier: idle partitions that are not there any more are done. They had been read to their end."""

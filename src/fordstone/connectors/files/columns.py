@@ -20,7 +20,7 @@ import polars as pl
 
 from fordstone.connectors.files.bytes import open_bytes
 from fordstone.connectors.files.cells import DATE_LENGTH, parse_times
-from fordstone.connectors.files.settings import FileSettings
+from fordstone.connectors.files.settings import TABLES, FileSettings
 from fordstone.errors import SchemaError, SourceError
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema, struct_of
 
@@ -67,7 +67,7 @@ def infer(paths: Sequence[Path], settings: FileSettings) -> Inferred:
             raise SourceError(
                 f"{path}: the format cannot be inferred from the suffix. Give it: --format (format=) jsonl, csv, parquet or arrow."
             )
-        if kind in {"parquet", "arrow"}:
+        if kind in TABLES:
             for name, dtype in _own_schema(path, kind).items():
                 _take_typed(name, dtype, typed, left_out)
         else:
@@ -249,7 +249,7 @@ def _names(path: Path, settings: FileSettings) -> list[str]:
     """The columns at the beginning of a file; none if it cannot be read, which is an error when it is read."""
     kind = settings.format_of(path)
     try:
-        if kind in {"parquet", "arrow"}:
+        if kind in TABLES:
             return list(_own_schema(path, str(kind)))
         if kind == "jsonl":
             return list(dict.fromkeys(name for row in _json_rows(_head(path)) for name in row))

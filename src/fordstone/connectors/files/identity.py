@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -145,7 +145,7 @@ class Whereabouts:
 
     def _candidates(self, here: Path, partition: str, mark: Mark) -> Iterator[Path]:
         """Where the file of a partition may be: by its inode, then under its old name, then as a copy."""
-        paths = list(_unique([*_files_in(here.parent), *(self.root / name for name in self._listed)]))
+        paths = list(dict.fromkeys([*_files_in(here.parent), *(self.root / name for name in self._listed)]))
         inodes = {path: _inode(path) for path in paths}
         yield from (path for path in paths if inodes[path] == mark.inode)
         yield here
@@ -184,10 +184,6 @@ class TrackedFile:
         elif mark is None and (named is None or same):
             return None  # nothing was read of it yet
         return self._where.path(self._partition)
-
-
-def _unique(paths: Iterable[Path]) -> Iterable[Path]:
-    return dict.fromkeys(paths)
 
 
 def _files_in(directory: Path) -> list[Path]:

@@ -20,7 +20,7 @@ import polars as pl
 
 from fordstone.connectors.base import Chunk, Reader, ReadPlan, Sink, SinkStream, SourceOptions
 from fordstone.connectors.compare import same_rows
-from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, Tracked
+from fordstone.connectors.files.bytes import FileBytes, Tracked
 from fordstone.connectors.files.columns import SAMPLE_BYTES
 from fordstone.connectors.files.rows import EPOCH_PREFIX, MARK_NAME, ROWS_PREFIX, SinkRows
 from fordstone.connectors.files.settings import FileSettings, is_data
@@ -70,7 +70,7 @@ class RemoteFileSource(FileSource):
         if self.has_ended(partition, position):
             return ReadPlan(position=position, ended=True)
         file, path = self._file(partition), Path(partition)
-        if self._needs_copy(path):
+        if not self._is_plain_text(path):
             return super(FileSource, self).plan_read(partition, position, rows_max)
         return self._plan_lines(partition, path, self._format_of(path), file.size, position, max(1, rows_max))
 
@@ -95,7 +95,7 @@ class RemoteFileSource(FileSource):
     ) -> tuple[Reader, tempfile.TemporaryDirectory[str] | None]:
         """Open a file, or a copy in a directory that the caller removes."""
         path = Path(partition)
-        if not self._needs_copy(path):
+        if self._is_plain_text(path):
             return self._open_at(path, position, with_positions=with_positions), None
         directory = tempfile.TemporaryDirectory(prefix="fordstone-")
         path = Path(directory.name) / path.name
@@ -115,7 +115,7 @@ class RemoteFileSource(FileSource):
         with tempfile.TemporaryDirectory(prefix="fordstone-") as directory:
             path = Path(directory) / Path(partition).name
             try:
-                if self._needs_copy(Path(partition)):
+                if not self._is_plain_text(Path(partition)):
                     self._remote.get_file(partition, path)
                 else:
                     length = min(self._file(partition).size, SAMPLE_BYTES)
@@ -123,9 +123,6 @@ class RemoteFileSource(FileSource):
             except FileNotFoundError:
                 raise self._gone(partition) from None
             yield path
-
-    def _needs_copy(self, path: Path) -> bool:
-        return self._format_of(path) in {"parquet", "arrow"} or path.suffix in PACKED_SUFFIXES
 
     def _bytes(self, path: Path, tracked: Tracked | None = None) -> FileBytes:
         if path.is_absolute():

@@ -1,7 +1,8 @@
 """Which files may continue one another, by their names.
 
 Numbers in a path count something: time (`h00.jsonl`, `2026-01-01/part-0.csv`) or devices (`dev-1.jsonl`). A name does not say which. So a
-path is given every series that its numbers allow, and the times of the rows show which of them is one (`protocol.partitions`).
+path is given every series that its numbers allow, and the times of the rows show which of them is one (`protocol.partitions`). Only
+`app.log` beside `app.log.1` is certain by its name.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def describe(series: str) -> str:
     if series == NONE:
         return "each file is waited for"
     if series == AUTO:
-        return "files that differ in their numbers and do not overlap in time are rolled: only the newest is waited for"
+        return "files that differ in their numbers and follow one another in time are rolled: only the newest is waited for"
     return f"files with the same groups of {series!r} are rolled: only the newest is waited for"
 
 
@@ -57,7 +58,11 @@ def _by_numbers(name: str) -> tuple[SeriesPlace, ...]:
     rotated = _ROTATED.fullmatch(name)
     if rotated is None:
         return tuple(numbered)
-    return (*numbered, SeriesPlace(series=f"{rotated['base']} and rotated", order=_rotated_order(rotated)))
+    whole = rotated["base"] == name
+    return (
+        *numbered,
+        SeriesPlace(series=f"{rotated['base']} and rotated", order=_rotated_order(rotated), certain=whole),
+    )
 
 
 @lru_cache(maxsize=1 << 16)

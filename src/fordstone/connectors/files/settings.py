@@ -15,6 +15,8 @@ from fordstone.errors import ConfigError
 from fordstone.storage.remote import local_path
 
 FileFormat = Literal["jsonl", "csv", "parquet", "arrow"]
+TABLES: Final = frozenset({"parquet", "arrow"})
+"""Formats with a footer, whose files never grow. The others are text."""
 LINE_BYTES_MAX: Final = 1 << 20
 LINE_BYTES_MOST: Final = 1 << 30
 _ENDINGS: Final[dict[str, FileFormat]] = {

@@ -1,4 +1,4 @@
-"""The kind `files`, and its source on local disks. `files.remote` has those at URLs.
+"""The source of files on local disks. `files.remote` has those at URLs.
 
 A source is a pattern; each file that matches is a partition, named by its path below the fixed part of the pattern when it was found.
 Names that begin with '.' or '_' are left out (unless the pattern says so itself): they are work in progress.
@@ -11,115 +11,29 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
-from fordstone.connectors.base import (
-    Capability,
-    ConnectorKind,
-    ConnectorSpec,
-    Delivery,
-    OpenContext,
-    PartWriter,
-    Reader,
-    ReadPlan,
-    Sink,
-    SinkStream,
-    Source,
-    SourceOptions,
-    options_of,
-)
+from fordstone.connectors.base import Reader, ReadPlan, Source, SourceOptions
 from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, Mark, Tracked, open_bytes, shrank, unreadable
-from fordstone.connectors.files.columns import SAMPLE_FILES, check_declared, infer, schema_text
+from fordstone.connectors.files.columns import check_declared
 from fordstone.connectors.files.formats import CsvRows, JsonLines, LineFormat
 from fordstone.connectors.files.identity import Whereabouts
 from fordstone.connectors.files.lines import BLOCK_BYTES_MAX, LineReader
-from fordstone.connectors.files.rows import PART_PREFIX, ROWS_PREFIX
-from fordstone.connectors.files.series import describe, places
-from fordstone.connectors.files.settings import FileFormat, FileSettings
-from fordstone.connectors.files.sink import epoch_name, first_output, open_file_parts, open_file_sink
+from fordstone.connectors.files.series import places
+from fordstone.connectors.files.settings import TABLES, FileFormat, FileSettings
 from fordstone.connectors.files.tables import TableReader
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
-from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.partitions import SeriesPlace
 
 REST_SECONDS: Final = 10
 """The last line of a file that another one continues needs no newline after this time without a write."""
-
-
-class FilesKind(ConnectorKind):
-    """The kind `files`.
-
-    Where several machines run one pipeline (the executors of a Spark cluster), each must see the files of a source under
-    the same path: on a shared file system, or as copies that are the same. A path that is not absolute is taken from
-    the working directory of the process that opens the source.
-    """
-
-    capabilities = frozenset({Capability.OWNS_PATH, Capability.SET_ASIDE})
-
-    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
-        options_of(spec, FileSettings)
-        return Delivery.EXACTLY_ONCE
-
-    def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
-        """An epoch is a file: there or not."""
-        options_of(spec, FileSettings)
-        return Delivery.EXACTLY_ONCE
-
-    def reads_from(self, spec: ConnectorSpec, written: ConnectorSpec) -> bool:
-        """By the names of the files that a sink writes."""
-        ending = written.options.get("format")
-        names = (f"{epoch_name(1)}.{ending}", f"{epoch_name(1)}/{PART_PREFIX}1.{ending}", f"{ROWS_PREFIX}1.{ending}")
-        pattern = pattern_of(_whole(str(spec.options["path"])))
-        return any(pattern.fullmatch(f"{self.place(written)}/{name}") for name in names)
-
-    def place(self, spec: ConnectorSpec) -> str:
-        return _whole(str(spec.options["path"]))
-
-    def describe_source(self, spec: ConnectorSpec) -> Mapping[str, str]:
-        settings = options_of(spec, FileSettings)
-        return {} if settings.is_url else {"series": describe(settings.series)}
-
-    def first_look(self, spec: ConnectorSpec) -> str | None:
-        settings = options_of(spec, FileSettings)
-        options = SourceOptions(schema=Schema(()), bounded=False)
-        source = _remote().RemoteFileSource(settings, options) if settings.is_url else FileSource(settings, options)
-        with ExitStack() as stack:
-            found = source.partitions()[: SAMPLE_FILES if settings.is_url else None]
-            paths = [stack.enter_context(source.sample(partition)) for partition in found]
-            inferred = infer(paths, settings) if paths else None
-        return None if inferred is None or not inferred.columns else schema_text(inferred)
-
-    def earlier_output(self, spec: ConnectorSpec) -> str | None:
-        settings = options_of(spec, FileSettings)
-        return _remote().first_remote_output(settings) if settings.is_url else first_output(settings)
-
-    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
-        del context
-        settings = options_of(spec, FileSettings)
-        return _remote().RemoteFileSource(settings, options) if settings.is_url else FileSource(settings, options)
-
-    def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
-        del context
-        settings = options_of(spec, FileSettings)
-        return _remote().RemoteFileSink(settings, stream) if settings.is_url else open_file_sink(settings, stream)
-
-    def open_parts(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> PartWriter | None:
-        """Open a writer of parts; the sink must have made the directory. At a URL the sink writes an epoch as one file."""
-        del context
-        settings = options_of(spec, FileSettings)
-        return None if settings.is_url else open_file_parts(settings, stream)
-
-
-def _remote() -> ModuleType:
-    """What reads and writes URLs: it builds on this module."""
-    return import_module("fordstone.connectors.files.remote")
+QUIET_SECONDS: Final = 3600
+"""A file that another one seems to continue is finished after this time without a write, although it is not certain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +87,7 @@ class FileSource(Source):
 
     def identity(self, partition: PartitionId, position: Position) -> str:
         path = self.path_of(partition)
-        grows = self._format_of(path) not in {"parquet", "arrow"} and path.suffix not in PACKED_SUFFIXES
-        return str(Mark.of_file(path, position if grows else None)) if position > 0 else ""
+        return str(Mark.of_file(path, position if self._is_plain_text(path) else None)) if position > 0 else ""
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         """Open one file. Positions are bytes of text files, rows of others."""
@@ -188,7 +101,7 @@ class FileSource(Source):
         self, path: Path, position: Position, *, with_positions: bool, tracked: Tracked | None = None
     ) -> Reader:
         file_format = self._format_of(path)
-        if file_format in {"parquet", "arrow"}:
+        if file_format in TABLES:
             return self._table(path, file_format, position, with_positions=with_positions)
         data = self._bytes(path, tracked)
         return self._line_reader(data, path, file_format, position, with_positions=with_positions)
@@ -196,14 +109,10 @@ class FileSource(Source):
     def plan_read(self, partition: PartitionId, position: Position, rows_max: int) -> ReadPlan:
         """Plan from a file's number of rows, or by its newlines. An unchanged file costs one `stat`; compressed files are read."""
         path = self.path_of(partition)
-        file_format = self._format_of(path)
         if path.suffix in PACKED_SUFFIXES:
             return super().plan_read(partition, position, rows_max)
-        try:
-            looks = path.stat()
-        except OSError as error:
-            raise unreadable(path, error) from error
-        if file_format in {"parquet", "arrow"}:
+        file_format, looks = self._format_of(path), _stat(path)
+        if file_format in TABLES:
             return self._plan_table(partition, path, file_format, looks, position, max(1, rows_max))
         return self._plan_lines(partition, path, file_format, looks.st_size, position, max(1, rows_max))
 
@@ -261,18 +170,18 @@ class FileSource(Source):
     def series(self, partition: PartitionId) -> Sequence[SeriesPlace]:
         return places(self._where.name(partition), self._settings.series)
 
+    def is_quiet(self, partition: PartitionId) -> bool:
+        return _seconds_since_write(_stat(self.path_of(partition))) >= QUIET_SECONDS
+
     def plan_rest(self, partition: PartitionId, position: Position) -> Position | None:
         """A last line without a newline, of a text file that has not been written to for a while."""
         path = self.path_of(partition)
-        if path.suffix in PACKED_SUFFIXES or self._format_of(path) in {"parquet", "arrow"}:
+        if not self._is_plain_text(path):
             return position
-        try:
-            looks = path.stat()
-        except OSError as error:
-            raise unreadable(path, error) from error
+        looks = _stat(path)
         if looks.st_size <= position:
             return position
-        return Position(looks.st_size) if time.time() - looks.st_mtime >= REST_SECONDS else None
+        return Position(looks.st_size) if _seconds_since_write(looks) >= REST_SECONDS else None
 
     def size_bytes(self) -> int:
         return sum(self._sizes().values())
@@ -320,11 +229,15 @@ class FileSource(Source):
             raise SourceError(
                 f"{path}: its ending does not tell the format. Say format='jsonl', 'csv', 'parquet' or 'arrow'."
             )
-        if path.suffix in PACKED_SUFFIXES and (file_format in {"parquet", "arrow"} or self._grows()):
+        if path.suffix in PACKED_SUFFIXES and (file_format in TABLES or self._grows()):
             raise SourceError(
                 f"{path}: compressed files can be read only as bounded input, of JSON lines or CSV. Unpack it first."
             )
         return file_format
+
+    def _is_plain_text(self, path: Path) -> bool:
+        """Whether a position in a file is a byte of it. Other files never grow."""
+        return self._format_of(path) not in TABLES and path.suffix not in PACKED_SUFFIXES
 
     def _table(self, path: Path, file_format: FileFormat, position: Position, *, with_positions: bool) -> TableReader:
         return TableReader(
@@ -386,11 +299,15 @@ class FileSource(Source):
         ]
 
 
-def _whole(path: str) -> str:
-    """A path, however it is spelt."""
-    if "://" in path:
-        return path.rstrip("/")
-    return os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111 - Path does not remove ".."
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _seconds_since_write(looks: os.stat_result) -> float:
+    return time.time() - looks.st_mtime
 
 
 def pattern_of(path: str) -> re.Pattern[str]:

@@ -18,9 +18,10 @@ from fordstone.edge.engine.sealing import Sealing
 from fordstone.edge.engine.source_task import BarrierOrder, SourceTask
 from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.protocol.pacing import Begin, GiveUp, Pace, PacingFacts, Seal, Wait, decide
+from fordstone.protocol.partitions import Follower
 from fordstone.runtime.assignment import assign_new
 from fordstone.runtime.clock import Clock
-from fordstone.runtime.partition import next_times_us
+from fordstone.runtime.partition import find_followers
 from fordstone.runtime.snapshot import Barrier, TaskSnapshot
 
 _ENDED_LOAD: Final = 1 << 31
@@ -39,10 +40,11 @@ class SourceShare:
         """The known partitions that are not there any more. One that declares its time may come back."""
         return frozenset() if self.tasks[0].source_step.declares_time else frozenset(self.known.difference(found))
 
-    def next_times_us(self) -> dict[str, int]:
+    def followers(self) -> dict[str, Follower]:
         """The partitions that a later one of their series continues. They may be read by other tasks than it."""
+        ends = frozenset[str]().union(*(task.ends() for task in self.tasks))
         cuts = {name: cut for task in self.tasks for name, cut in task.cuts().items()}
-        return next_times_us(self.tasks[0].source_step, self.source, cuts)
+        return find_followers(self.tasks[0].source_step, self.source, cuts, ends.__contains__)
 
 
 class Coordinator:
@@ -225,10 +227,10 @@ class Coordinator:
             loads = [task.partition_count + (_ENDED_LOAD if task.finished else 0) for task in share.tasks]
             joining = assign_new(found, share.known, loads)
             gone = share.gone(found) if joins else frozenset()
-            next_us = share.next_times_us() if changes else {}
+            followers = share.followers() if changes else {}
             share.known.update(found)
             for task, partitions in zip(share.tasks, joining, strict=True):
-                task.inject(BarrierOrder(barrier=barrier, joining=partitions, gone=gone, next_us=next_us))
+                task.inject(BarrierOrder(barrier=barrier, joining=partitions, gone=gone, followers=followers))
 
     def _seal(self) -> None:
         self._running, self._committing = False, True

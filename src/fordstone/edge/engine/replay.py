@@ -348,7 +348,8 @@ class ReplaySourceTask(ReadingTask):
                 partition = self._share.partitions[name] = Partition.restored(
                     name, cut, now_us=self._clock.monotonic_us()
                 )
-            partition.idle, partition.done, partition.returned = cut.idle, cut.done, cut.returned
+            partition.idle, partition.done = cut.idle, cut.done
+            partition.followed_by, partition.followed_at = cut.followed_by, cut.followed_at
             partition.floor_us, partition.limit_us = cut.floor_us, cut.limit_us
             partition.identity = cut.identity or partition.identity
 

@@ -25,7 +25,7 @@ from fordstone.errors import CheckpointError, GoneError, StorageError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
-from fordstone.protocol.partitions import SourceState, reached_us, source_state
+from fordstone.protocol.partitions import Follower, SourceState, reached_us, source_state
 from fordstone.protocol.progress import WaitedFor
 from fordstone.runtime.chain import Outlet
 from fordstone.runtime.intake import Intake
@@ -174,8 +174,8 @@ class BarrierOrder:
     """Those that this task reads after it."""
     gone: frozenset[str] = frozenset()
     """Those that are not there any more."""
-    next_us: Mapping[str, int] = field(default_factory=dict)
-    """Those that a later one continues, with the time of the first row after them."""
+    followers: Mapping[str, Follower] = field(default_factory=dict)
+    """Those that a later one continues, with that one."""
 
 
 class ReadingTask(Task):
@@ -235,6 +235,11 @@ class ReadingTask(Task):
             if not (q.done or q.idle)
         ]
 
+    def ends(self) -> frozenset[str]:
+        """The partitions that were read to their end about now; callable from any thread, as `cuts`."""
+        partitions = tuple(self._share.partitions.values())
+        return frozenset(q.name for q in partitions if q.at_end or q.idle or q.done)
+
     def reads(self, partition: str) -> bool:
         return partition in self._share.partitions
 
@@ -252,13 +257,15 @@ class ReadingTask(Task):
 
     def _chunk(self, partition: Partition, until: int | None = None) -> Chunk | None:
         if partition.stashed is not None:
-            chunk, partition.stashed = partition.stashed, None
-            return chunk
+            stashed, partition.stashed = partition.stashed, None
+            return stashed
         if partition.reader is None:
             partition.reader = self._setup.source.open(
                 PartitionId(partition.name), Position(partition.position), with_positions=self._setup.with_ids
             )
-        return partition.reader.read(self._setup.batch_rows, None if until is None else Position(until))
+        chunk = partition.reader.read(self._setup.batch_rows, None if until is None else Position(until))
+        partition.at_end = chunk is None
+        return chunk
 
     def _take(self, partition: Partition, chunk: Chunk) -> None:
         """Push the rows of a chunk through the chain. The caller announces the time afterwards."""
@@ -409,7 +416,7 @@ class SourceTask(ReadingTask):
         now_us = self._clock.monotonic_us()
         self._share.close_gone(order.gone)
         self._look_at_idle()
-        continued = self._look_at_continued(order.next_us)
+        continued = self._look_at_continued(order.followers)
         self._share.identify()
         self._share.close_ended()
         self._share.change_idleness(
@@ -435,6 +442,7 @@ class SourceTask(ReadingTask):
         for partition in self._readable():
             until = self._until(partition)
             if until is not None and partition.position >= until:
+                partition.at_end = True
                 continue
             chunk = self._chunk(partition, until)
             if chunk is None:
@@ -489,25 +497,29 @@ class SourceTask(ReadingTask):
         except GoneError:
             return False  # it was read to its end; the next barrier closes it
 
-    def _look_at_continued(self, next_us: Mapping[str, int]) -> set[str]:
-        """Return the partitions that another one continues, and that have been read to their end."""
+    def _look_at_continued(self, followers: Mapping[str, Follower]) -> set[str]:
+        """Return the partitions that another one continues, and that are finished."""
         found = set()
+        source = self._setup.source
         for partition in self._share.partitions.values():
             active = not (partition.idle or partition.done or partition.ended)
-            at_us = next_us.get(partition.name)
-            if not active or partition.stashed is not None or at_us is None:
+            follower = followers.get(partition.name)
+            if not active or partition.stashed is not None or follower is None:
                 continue
-            if not partition.is_continued_at(at_us, self._step.lateness_us):
+            if not partition.is_continued_at(follower.first_us, self._step.lateness_us):
                 continue
             available_now = self._live.targets is not None
             if available_now and not self.caught_up:
                 continue
             partition.stashed = None if available_now else self._chunk(partition)
             if partition.stashed is None:
-                end = self._setup.source.plan_rest(PartitionId(partition.name), Position(partition.position))
+                end = source.plan_rest(PartitionId(partition.name), Position(partition.position))
+                finished = follower.certain or source.is_quiet(PartitionId(partition.name))
                 if end == partition.position:
-                    found.add(partition.name)
-                elif end is not None and not available_now:
+                    partition.note_follower(follower.partition)
+                    if finished:
+                        found.add(partition.name)
+                elif end is not None and finished and not available_now:
                     partition.stashed = self._chunk(partition, end)
         return found
 

@@ -26,6 +26,7 @@ from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol import partitions as rules
 from fordstone.protocol.partitions import (
     Change,
+    Follower,
     PartitionFacts,
     SourceState,
     decide,
@@ -34,7 +35,7 @@ from fordstone.protocol.partitions import (
     reached_us,
     source_state,
 )
-from fordstone.runtime.partition import ended_us, has_event_time, limit_us, next_times_us, series_member
+from fordstone.runtime.partition import ended_us, find_followers, has_event_time, limit_us, series_member
 
 
 class PartitionRead(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -240,7 +241,8 @@ def cut_after(before: Cut | None, work: Work, facts: Sequence[PartitionFact], la
             first_us=fact.first_us,
             floor_us=read.floor_us,
             done=read.ended,
-            returned=known_cut.returned,
+            followed_by=known_cut.followed_by,
+            followed_at=known_cut.followed_at,
             identity=read.identity,
         )
         sources[read.source][read.partition] = cut
@@ -333,10 +335,10 @@ class Planner:
             if step.declares_time:
                 # A source that was acknowledged all rows of a partition need not list it any more. It may come back.
                 there += tuple(PartitionId(name) for name in sorted(known.partitions.keys() - set(there)))
-            next_us = {} if self._bounded else next_times_us(step, self._sources[step.name], known.partitions)
-            here = self._changed(step, known, there, next_us)
+            followers = {} if self._bounded else self._followers(step, known, there)
+            here = self._changed(step, known, there, followers)
             partitions = {**known.partitions, **here}
-            wanted = self._reads(step, partitions, there, next_us, limit_us(step, now_us, bounded=self._bounded))
+            wanted = self._reads(step, partitions, there, followers, limit_us(step, now_us, bounded=self._bounded))
             state = self._state(partitions, wanted)
             ends = state is SourceState.ENDED and known.watermark_us < TIME_MAX_US
             news = news or bool(here) or bool(wanted) or ends
@@ -371,9 +373,9 @@ class Planner:
         )
 
     def _changed(
-        self, step: p.Source, known: SourceCut, there: tuple[PartitionId, ...], next_us: Mapping[str, int]
+        self, step: p.Source, known: SourceCut, there: tuple[PartitionId, ...], followers: Mapping[str, Follower]
     ) -> dict[str, PartitionCut]:
-        """Partitions that join, fall idle or come back, as they are now. `next_us`: when others continue them."""
+        """Partitions that join, fall idle, come back or are followed for the first time, as they are now."""
         now_us = self._clock_us()
         changed: dict[str, PartitionCut] = {}
         gone = known.partitions.keys() - set(there)
@@ -395,10 +397,14 @@ class Planner:
                 # All of it was read and nothing can follow.
                 changed[name] = replace(cut, idle=False, done=True)
                 continue
-            end = None if name in gone else self._end(step, name, cut, next_us)
+            end = None if name in gone else self._end(step, name, cut, followers)
             has_rows = name not in gone and (
                 self._has_rows(step, name, cut) or (end is not None and end > cut.position)
             )
+            followed = end == cut.position and not (has_rows or cut.idle or cut.done)
+            if followed and not cut.followed_by:
+                cut = replace(cut, followed_by=followers[name].partition, followed_at=cut.position)
+                changed[name] = cut
             idleness = self._sources[step.name].idleness(PartitionId(name), Position(cut.position))
             if has_rows or idleness is Idleness.UNKNOWN:
                 self._seen_us[at] = now_us
@@ -409,20 +415,13 @@ class Planner:
                 bounded=self._bounded,
                 has_rows=has_rows,
                 silent_us=now_us - self._seen_us[at],
-                finished=idleness is Idleness.FINISHED or end == cut.position,
+                finished=idleness is Idleness.FINISHED or (followed and self._is_finished(step, name, followers[name])),
                 unknown=idleness is Idleness.UNKNOWN,
             )
             match decide(facts, step.idle_after_us):
                 case Change.RETURN:
                     floor_us = joined_floor_us(cut.floor_us, known.watermark_us)
-                    changed[name] = replace(
-                        cut,
-                        floor_us=floor_us,
-                        limit_us=TIME_MAX_US,
-                        idle=False,
-                        done=False,
-                        returned=cut.returned or cut.idle,
-                    )
+                    changed[name] = replace(cut, floor_us=floor_us, limit_us=TIME_MAX_US, idle=False, done=False)
                 case Change.IDLE:
                     changed[name] = replace(cut, limit_us=TIME_MAX_US, idle=True)
                 case Change.NONE:
@@ -435,12 +434,27 @@ class Planner:
         self._known_ends[step.name, name] = int(planned.position)
         return planned.position > cut.position
 
-    def _end(self, step: p.Source, name: str, cut: PartitionCut, next_us: Mapping[str, int]) -> Position | None:
+    def _followers(self, step: p.Source, known: SourceCut, there: tuple[PartitionId, ...]) -> dict[str, Follower]:
+        """The partitions that a later one of their series continues."""
+        found = set(there)
+
+        def at_end(name: str) -> bool:
+            cut = known.partitions[name]
+            return cut.idle or cut.done or name not in found or not self._has_rows(step, name, cut)
+
+        return find_followers(step, self._sources[step.name], known.partitions, at_end)
+
+    def _end(self, step: p.Source, name: str, cut: PartitionCut, followers: Mapping[str, Follower]) -> Position | None:
         """Where a partition ends, if another one continues it and nothing but an unfinished last row is left (`Source.plan_rest`)."""
-        at_us = next_us.get(name)
-        if at_us is None or not is_continued(series_member(name, cut), at_us, step.lateness_us):
+        follower = followers.get(name)
+        if follower is None or not is_continued(series_member(name, cut), follower.first_us, step.lateness_us):
             return None
-        return self._sources[step.name].plan_rest(PartitionId(name), Position(cut.position))
+        end = self._sources[step.name].plan_rest(PartitionId(name), Position(cut.position))
+        return end if end == cut.position or self._is_finished(step, name, follower) else None
+
+    def _is_finished(self, step: p.Source, name: str, follower: Follower) -> bool:
+        """Whether a partition that was read to its end, and has a follower, is finished."""
+        return follower.certain or self._sources[step.name].is_quiet(PartitionId(name))
 
     def _check_left(self, step: p.Source, name: str, cut: PartitionCut) -> None:
         """Refuse to continue without a partition that has rows that were never read."""
@@ -463,7 +477,7 @@ class Planner:
         step: p.Source,
         partitions: Mapping[str, PartitionCut],
         there: tuple[PartitionId, ...],
-        next_us: Mapping[str, int],
+        followers: Mapping[str, Follower],
         most_us: int,
     ) -> list[PartitionRead]:
         """What to read of a source; rows of it above `most_us` are late."""
@@ -486,7 +500,7 @@ class Planner:
                 continue
             planned = self._plan_read(step, name, partitions[name], 1)
             at = partitions[name].position
-            if planned.position <= at and (end := self._end(step, name, partitions[name], next_us)) is not None:
+            if planned.position <= at and (end := self._end(step, name, partitions[name], followers)) is not None:
                 rests[name] = planned = ReadPlan(position=end, ended=planned.ended)
             if planned.position > at or planned.ended:
                 ready.append(name)

@@ -1,0 +1,99 @@
+"""Files on a real Spark: what its workers do in processes of their own, and how its errors reach the user."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+from tests.connectors.test_remote_files import lines, put, s3_fixture
+
+from fordstone import Pipeline
+from fordstone.connectors import files, rows
+from fordstone.errors import SourceError, TaskError
+from fordstone.spark.config import SparkConfig
+from fordstone.spark.run import run_plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["s3_fixture"]
+SECONDS_MAX = 300
+PROGRAM = """
+import sys
+from fordstone import Pipeline, tumbling
+from fordstone.connectors import files
+from fordstone.spark import run, session
+
+p = Pipeline("rolled")
+source = p.source("src", files("s3://rolled/in/*.jsonl"), schema={"n": "bigint", "ts": "timestamp"}, time="ts")
+windows = source.group_by().window(tumbling("10s")).agg(n="count(*)")
+windows.select("window_start", "n").sink("windows", files("s3://rolled/windows", format="jsonl"))
+windows.late.select("n").sink("late", files("s3://rolled/late", format="jsonl"))
+spark = session(master="local[2]", memory="1g")
+for _ in sys.stdin:
+    print(run(p, spark=spark, state="state", available_now=True).progress.rows_in, flush=True)
+spark.stop()
+"""
+
+
+def test_rolled_objects_at_a_url_are_read_once_by_workers_and_close_windows(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each line to the program is a run that reads what is there."""
+    for name, value in {"ENDPOINT_URL": s3, "ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    fsspec.filesystem("s3").mkdir("rolled")
+    with (
+        (tmp_path / "errors").open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            cwd=tmp_path,
+            env=dict(os.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        read = []
+        try:
+            for hours in ((0, 1), (2,), ()):
+                for hour in hours:
+                    put(f"s3://rolled/in/h{hour}.jsonl", lines(range(60 * hour, 60 * hour + 60)))
+                process.stdin.write("\n")
+                process.stdin.flush()
+                read.append(process.stdout.readline().strip())
+            process.stdin.close()
+            process.wait(SECONDS_MAX)
+        finally:
+            process.kill()
+    assert read == ["120", "60", "0"], (tmp_path / "errors").read_text()
+    assert rows("s3://rolled/windows").sort("window_start")["n"].to_list() == [10] * 17
+    assert rows("s3://rolled/late").height == 0
+
+
+@pytest.mark.parametrize("bounded", [False, True], ids=["stream", "batch"])
+def test_a_missing_column_is_a_short_error_that_names_it(spark: SparkSession, tmp_path: Path, bounded: bool):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.jsonl").write_text(json.dumps({"device": "a", "temp": 1.5}) + "\n")
+    p = Pipeline("missing")
+    source = p.source("r", files(str(tmp_path / "in/*.jsonl")), schema={"device": "string", "temperature": "double"})
+    source.sink("out", files(str(tmp_path / "out"), format="jsonl"))
+    config = SparkConfig(state=tmp_path / "state", bounded=bounded, available_now=not bounded)
+    # A worker's error arrives as text; a batch job looks at the files in the driver.
+    with pytest.raises(SourceError if bounded else TaskError) as caught:
+        run_plan(p.plan(), p.functions, config, spark=spark)
+    text = str(caught.value)
+    assert "no row has column 'temperature'" in text
+    assert 'missing="null"' in text
+    assert "Traceback" not in text
+    assert len(text.splitlines()) <= 5, text
