@@ -14,6 +14,8 @@ from fordstone.api.stream import Stream, tumbling
 from fordstone.plan.plan import Numbering
 
 TOP_WINDOW_S: Final = 10
+VALUES: Final = {"kinds": "count(DISTINCT n)", "greatest": "max_by(id, n)", "least": "min_by(id, n)"}
+"""Aggregates that depend on which values there are, or on two columns: `values_of` works them out."""
 Shown = tuple[Any, ...]
 
 
@@ -34,15 +36,13 @@ class RunningTail(Tail):
     def attach(self, stream: Stream, sources: Sequence[Stream], sinks: Sinks) -> None:
         """Attach it to the stream."""
         del sources
-        made = stream.group_by("k").agg(
-            name=STEP, c="count(*)", kinds="count(DISTINCT n)", greatest="max_by(id, n)", least="min_by(id, n)"
-        )
+        made = stream.group_by("k").agg(name=STEP, c="count(*)", **VALUES)
         attach_sinks(sinks, made, late=None)
 
     def judge(self, given: Given) -> None:
         """The last result of each key has all rows."""
         wanted = {(k,): (len(rows), *values_of(rows)) for k, rows in by_key(given.rows).items()}
-        check_equal("running results of the tail", latest_of(given, 1, "k", "c", "kinds", "greatest", "least"), wanted)
+        check_equal("running results of the tail", latest_of(given, 1, "k", "c", *VALUES), wanted)
 
 
 def values_of(rows: Sequence[Row]) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from tests.simulation.query_tails import values_of
+from tests.simulation.query_tails import VALUES, values_of
 from tests.simulation.rows import Row, SimulationError, check_equal, in_order, second_of
 from tests.simulation.tails import MORE, OUT, STEP, Given, Sinks, Tail, attach_sinks, by_key
 
@@ -23,9 +23,7 @@ AGGREGATES: Final = {
     "earliest": "first(n)",
     "newest": "last(n)",
     "spread": "var_pop(id)",
-    "kinds": "count(DISTINCT n)",
-    "greatest": "max_by(id, n)",
-    "least": "min_by(id, n)",
+    **VALUES,
     "ids": "collect(id)",
 }
 _COLUMNS: Final = ("k", "window_start", "window_end", *AGGREGATES)
