@@ -8,9 +8,10 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.waiting import until
 
 from fordstone import KeyedFunction, ListState, MapState, Pipeline, Stream, ValueState, tumbling
-from fordstone.connectors import MemorySink, delta, files, memory
+from fordstone.connectors import MemorySink, MemorySource, delta, files, memory
 from fordstone.connectors.files.rows import rows as rows_of
 from fordstone.errors import PipelineError, SchemaError
 
@@ -110,20 +111,62 @@ def test_a_delta_table_has_structs_and_maps(tmp_path: Path) -> None:
     assert found.sort(pl.col("m").map.get("p")).to_dicts() == [{"s": row["s"], "m": row["m"]} for row in ROWS]
 
 
-def test_they_cross_to_the_center_and_come_back_in_a_control_table() -> None:
+def test_they_are_in_windows_after_the_cut() -> None:
     pipeline, sink = Pipeline("crossing"), MemorySink()
     rows = source(pipeline)
-    limits = pipeline.control(
-        "limits", schema={"k": "string", "limit": "struct<hi: double>", "m": "map<string, int>"}, key="k"
-    )
-    rows.join_control(limits, on="k").select("k", "limit.hi", "s").sink("joined", memory(MemorySink()))
     windows = rows.to_center().group_by("k").window(tumbling("1m")).agg(last="last(s)", n="count(*)")
     windows.sink("windows", memory(sink))
-    windows.final().select("k", "struct(last.x AS hi) AS limit", "map('n', CAST(n AS INT)) AS m").to_edges("limits")
     with pipeline.start(bounded=True, nodes=1) as run:
         run.wait()
     last = sink.rows().to_dicts()[-1]
     assert (last["last"], last["n"]) == ({"name": "n1", "x": 5.0}, 6)
+
+
+LIMITS = {
+    "k": "string",
+    "newest": "struct<name: string, x: double>",
+    "counts": "map<string, struct<n: bigint>>",
+    "seen": "array<struct<name: string, x: double>>",
+}
+
+
+def test_they_come_back_from_the_center_in_a_control_table_that_rows_are_joined_with() -> None:
+    given, joined = MemorySource([[]]), MemorySink()
+    pipeline = Pipeline("crossing")
+    rows = pipeline.source("r", memory(given), schema=SCHEMA, time="ts")
+    limits = pipeline.control("limits", schema=LIMITS, key="k")
+    crossed = rows.filter("s IS NULL OR s.x < 9").to_center().group_by("k")
+    totals = crossed.agg(n="count(*)", newest="last(s)", seen="collect(s)").filter("n <> 3")
+    totals.select("k", "newest", "map('all', struct(n AS n)) AS counts", "seen").to_edges(limits)
+    found = rows.join_control(limits, on="k").select(*LIMITS, "newest.x AS hi", "counts['all'].n AS n", "seen[1].name")
+    found.sink("joined", memory(joined))
+    asked = 0
+
+    def see(n: int | None) -> dict[str, Any]:
+        """What rows that do not cross are joined with, once the table has come so far."""
+
+        def come() -> bool:
+            nonlocal asked
+            asked += 1
+            given.append(0, [ROWS[5] | {"ts": f"2026-01-01T00:00:06.{asked:06}Z", "s": {"name": "ask", "x": 9.0}}])
+            return bool(joined.rows().height) and joined.rows()["n"].to_list()[-1] == n
+
+        until(come, f"the table after {n} rows")
+        return joined.rows().row(-1, named=True)
+
+    with pipeline.start(nodes=1, interval="10ms"):
+        given.append(0, ROWS[:2])
+        sensors = [row["s"] for row in ROWS]
+        assert see(2) == {
+            "k": "a", "newest": sensors[1], "counts": {"all": {"n": 2}}, "seen": sensors[:2], "hi": 1.0, "n": 2, "name": "n1",
+        }  # fmt: skip
+        given.append(0, ROWS[2:3])
+        nothing = dict.fromkeys([*LIMITS, "hi", "n", "name"]) | {"k": "a"}
+        assert see(None) == nothing, "the filter took the row out of the table"
+        given.append(0, ROWS[3:5])
+        last = see(5)
+        assert (last["newest"], last["hi"], last["counts"]) == (None, None, {"all": {"n": 5}})
+        assert last["seen"][:4] == sensors[:4]
 
 
 def test_they_are_no_keys() -> None:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from tests.connectors.control_hub import GONE, KEYS, SCHEMA, control_rows, pipeline_of
+from tests.connectors.control_hub import GONE, KEYS, SCHEMA, control_rows, edge_plan, pipeline_of
 from tests.hub.running import running_hub
 
 from fordstone import Pipeline
@@ -25,8 +26,11 @@ from fordstone.edge.config import RunConfig
 from fordstone.edge.run import run
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import FencedError
+from fordstone.hub.client import publisher as publishing
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
+from fordstone.lang.schema import Schema
+from fordstone.operators.base import DELETE, OP, UPSERT
 from fordstone.plan import plan as p
 from fordstone.protocol.progress import Progress
 from fordstone.storage.disk import OsDisk
@@ -36,9 +40,9 @@ TICKS_MAX = 1000
 """About a minute: a run that takes longer has failed."""
 
 
-def publisher(address: HubAddress, owner: str = "center") -> Sink:
+def publisher(address: HubAddress, owner: str = "center", *, schema: Schema = SCHEMA) -> Sink:
     spec = ConnectorSpec("control", {"pipeline": "cold-chain", "control": "limits", "keys": list(KEYS)}, address.at())
-    return open_sink(spec, SinkStream(step="limits_to_edges", schema=SCHEMA, upsert_key=KEYS, owner=owner))
+    return open_sink(spec, SinkStream(step="limits_to_edges", schema=schema, upsert_key=KEYS, owner=owner))
 
 
 class Node:
@@ -120,6 +124,51 @@ def test_a_publisher_with_a_checkpoint_of_its_own_shuts_the_one_before_out(tmp_p
         old.release(8, control_rows({"a": 3.0}))
 
 
+NESTED = {
+    "device": "string",
+    "limit": "struct<hi: double, at: array<struct<x: bigint>>>",
+    "tags": "map<string, struct<n: bigint>>",
+}
+
+
+def test_a_table_of_structs_and_maps_is_the_same_at_a_node_that_starts_again_without_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(publishing, "SNAPSHOT_EVERY", 2)
+    full: dict[str, Any] = {
+        "limit": {"hi": 1.5, "at": [{"x": 1}, None, {"x": None}]},
+        "tags": {"p": {"n": 1}, "q": None},
+    }
+    hollow: dict[str, Any] = {"limit": {"hi": None, "at": None}, "tags": {}}
+    nothing: dict[str, Any] = {"limit": None, "tags": None}
+    published: list[dict[str, dict[str, Any] | None]] = [
+        {"a": full, "b": hollow, "d": full},
+        {"a": hollow, "d": None},
+        {"b": nothing, "c": full},
+    ]
+    table = {"a": hollow, "b": nothing, "c": full, "d": nothing}
+    source, out = MemorySource([[("a",), ("b",)]]), MemorySink()
+    pipeline = Pipeline("cold-chain")
+    limits = pipeline.control("limits", schema=NESTED, key="device")
+    readings = pipeline.source("readings", memory(source), schema={"device": "string"})
+    readings.join_control(limits, on="device").sink("out", memory(out))
+    with running_hub(tmp_path / "hub") as address:
+        config = RunConfig(state=tmp_path / "state", node="n1", available_now=True, hub=address)
+        sink = publisher(address, schema=Schema.of(NESTED))
+        for batch, changes in enumerate(published, 1):
+            rows = [
+                {"device": key, **(row or nothing), OP: DELETE if row is None else UPSERT}
+                for key, row in changes.items()
+            ]
+            sink.release(batch, pl.DataFrame(rows, schema={**Schema.of(NESTED).polars, OP: pl.String()}))
+        assert any(version.snapshot for version in HubClient(address).control_page("cold-chain", "limits").versions)
+        run(edge_plan(pipeline), {}, config)
+        source.append(0, [("c",), ("d",)])
+        run(edge_plan(pipeline), {}, config)
+    source.append(0, [(key,) for key in table])
+    run(edge_plan(pipeline), {}, replace(config, hub=None))
+    # The rows of the first epoch came before the table.
+    assert out.rows()[2:].to_dicts() == [{"device": key, **table[key]} for key in ("c", "d", *table)]
+
+
 # The center on the edge's engine.
 
 
@@ -196,6 +245,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from tests.edge.test_control_hub import Node
+from fordstone.hub.client import publisher as publishing
 from fordstone.hub.client.address import HubAddress
 node = Node(Path(sys.argv[1]))
 node.feed(int(sys.argv[3]))  # what the process before has read must be there

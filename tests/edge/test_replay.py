@@ -34,3 +34,21 @@ def test_other_values_are_taken_where_they_may_vary_but_not_fewer_or_more_rows()
         extra_rows(ONE_ROW, "out", [sealed], [again])
     with pytest.raises(ReplayError, match="1 rows were sealed, and the replay gave 2"):
         extra_rows(ONE_ROW, "out", [sealed], [pl.concat([again, again])], nondeterministic=True)
+
+
+def test_dead_letters_beyond_those_sealed_keep_their_positions():
+    sink = "dead-letters/decode"
+    overtaking = Cut(epoch=3, sources={}, segments=ONE_ROW.segments, overtaking=True)
+    columns = {
+        "partition": "a",
+        "position": [0, 5, 9],
+        "step": "decode",
+        "reason": "ValueError",
+        "text": ["x", "y", "y"],
+    }
+    letters = pl.DataFrame(columns)
+    assert extra_rows(overtaking, sink, [letters[1:2]], [letters])[0].rows() == letters[[0, 2]].rows()
+    # That of a sealed one may be another.
+    moved = letters[1:].with_columns(position=pl.Series([7, 9]))
+    assert extra_rows(overtaking, sink, [letters[1:]], [moved]) == []
+    assert extra_rows(overtaking, sink, [letters[2:]], [moved])[0].rows() == moved[:1].rows()

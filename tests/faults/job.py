@@ -5,18 +5,20 @@ Paths are relative: a job runs in a folder of its own, with `in/`, `out/`, `stat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import polars as pl
 
-from fordstone import Pipeline, tumbling
+from fordstone import Context, KeyedFunction, Pipeline, Stream, ValueState, tumbling
 from fordstone.connectors import files
 from fordstone.plan.plan import Mode, OnError
 
 PIPELINE = "faults"
 NODE = "node"
+NUMBERED = {"k": "bigint", "id": "bigint", "number": "bigint"}
 SCHEMA = {"id": "bigint", "k": "bigint", "ts": "timestamp", "n": "bigint"}
 LATENESS_S = 4
 WINDOW_S = 10
@@ -40,6 +42,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     on_error: OnError = "keep"
     failing: int = 0
     """How many times in all, counted across processes, the user's function raises."""
+    refusing: bool = False
+    """Whether there are functions that raise for some rows, which become dead letters."""
     mutant: str | None = None
     """A deliberate fault of `tests.simulation.mutants`, to see that the tests notice."""
     task: Literal["run", "merge"] = "run"
@@ -62,10 +66,43 @@ def build(job: Job) -> Pipeline:
         per_key.sink("per_key", files("out/per_key", format="jsonl"))
     if job.per_n:
         kept.group_by("n").agg(name="count_by_n", c="count(*)").sink("per_n", files("out/per_n", format="jsonl"))
+    if job.refusing:
+        attach_refusing(kept)
     windows = kept.group_by("k").window(tumbling(job.window)).agg(name="windows_by_k", n="count(*)", total="sum(id)")
     windows.sink("windows", files("out/windows", format="parquet"))
     windows.late.sink("late", files("out/late", format="arrow"))
     return pipeline
+
+
+def attach_refusing(rows: Stream) -> None:
+    """Attach functions that raise for some rows: one of rows, and one with state."""
+    passed = rows.map(refuse, on_error="dead_letter", name="refuse")
+    passed.sink("passed", files("out/passed", format="jsonl"))
+    numbered = rows.group_by("k").process(Refusing, schema=NUMBERED, on_error="dead_letter", name="refuse_by_k")
+    numbered.sink("numbered", files("out/numbered", format="jsonl"))
+
+
+def is_refused(number: int) -> bool:
+    """Whether functions raise for the row with this id."""
+    return number % 4 == 1
+
+
+def refuse(row: dict[str, Any]) -> dict[str, Any]:
+    """Raise for some rows."""
+    if is_refused(row["id"]):
+        raise ValueError(f"row {row['id']}")
+    return row
+
+
+class Refusing(KeyedFunction):
+    """Numbers the rows of a key. Raises for some rows, when it has counted them already."""
+
+    seen = ValueState("bigint")
+
+    def process(self, row: dict[str, Any], ctx: Context) -> Iterator[dict[str, Any]]:
+        self.seen.set(self.seen.get(0) + 1)
+        yield {"k": ctx.key, "id": row["id"], "number": self.seen.get()}
+        refuse(row)
 
 
 class _Flaky:

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.faults.job import LATENESS_S, WINDOW_S
+from tests.faults.job import LATENESS_S, WINDOW_S, is_refused
 
 from fordstone.connectors import latest, rows
 
@@ -154,6 +154,38 @@ def judge(folder: Path, written: Mapping[str, Sequence[Row]]) -> None:
     for k, n in rows(out / "per_key").select("k", "n").iter_rows():
         assert n > counts.get(k, 0), f"the running count of key {k} went from {counts[k]} to {n}"
         counts[k] = n
+
+
+def judge_refused(folder: Path, letters: Path, written: Mapping[str, Sequence[Row]]) -> None:
+    """Compare the rows that functions raised for, and what the functions gave for the others. `letters` has a folder per step."""
+    wanted = expect(written)
+    passed = Counter({row: count for row, count in wanted.kept.items() if not is_refused(row[0])})
+    _same("rows that a function passed", Counter(_rows(folder / "out" / "passed")), passed)
+    failed: Counter[tuple[str | None, int | None, str, int]] = Counter()
+    for name, part in written.items():
+        position = 0
+        for row in part:
+            if row in wanted.kept and is_refused(row[0]):
+                failed[name, position, f"ValueError: row {row[0]}", row[0]] += 1
+            position += len(line_of(row))
+    _same("dead letters", Counter(_letters(letters / "refuse")), failed)
+    in_time = sorted((wanted.kept - wanted.below).elements(), key=lambda row: (row[2], row[0]))
+    refused = [row[0] for row in in_time if is_refused(row[0])]
+    of_keys = Counter((None, None, f"ValueError: row {number}", number) for number in refused)
+    _same("dead letters of the keyed function", Counter(_letters(letters / "refuse_by_k")), of_keys)
+    counts: Counter[int] = Counter()
+    numbered: Counter[tuple[int, int, int]] = Counter()
+    for number, k, _, _ in in_time:
+        if not is_refused(number):
+            counts[k] += 1
+            numbered[k, number, counts[k]] += 1
+    _same("rows that a keyed function numbered", Counter(rows(folder / "out" / "numbered").iter_rows()), numbered)
+
+
+def _letters(directory: Path) -> Iterable[tuple[str | None, int | None, str, int]]:
+    for one in rows(directory).iter_rows(named=True):
+        file = None if one["partition"] is None else Path(one["partition"]).name
+        yield file, one["position"], one["reason"], json.loads(one["text"])["id"]
 
 
 def _rows(directory: Path) -> Iterable[Row]:

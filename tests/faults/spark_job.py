@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 import polars as pl
-from tests.faults.job import LATENESS_S, PIPELINE, SCHEMA, WINDOW_S
+from tests.faults.job import LATENESS_S, PIPELINE, SCHEMA, WINDOW_S, attach_refusing
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import delta, files
@@ -34,6 +34,8 @@ class SparkJob(msgspec.Struct, frozen=True, kw_only=True):
     """Whether another aggregate is there."""
     function: Literal["holds", "raises", "in_place", "mistaken"] | None = None
     """What the user's function between filter and sinks does."""
+    refusing: bool = False
+    """Whether there are functions that raise for some rows, which become dead letters."""
     options: dict[str, Any] = {}
     """Of `SparkConfig`."""
     restart: dict[str, int] = {}
@@ -79,6 +81,8 @@ def build(job: SparkJob) -> Pipeline:
     windows.late.sink("late", files("out/late", format="arrow"))
     smooth = kept.group_by("k").ewma(name="smooth_by_k", alpha=ALPHA, smooth="n")
     smooth.sink("smooth", delta("out/smooth"))
+    if job.refusing:
+        attach_refusing(kept)
     return pipeline
 
 

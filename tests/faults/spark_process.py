@@ -201,5 +201,10 @@ def committed(folder: Path) -> int:
     return _newest(folder / CHECKPOINT / "commits", lambda name: int(name) + 1 if name.isdigit() else 0)
 
 
+def dead_letters(folder: Path) -> Path:
+    """Where the dead letters of a job lie."""
+    return folder / CHECKPOINT / "fordstone" / "dead-letters"
+
+
 def _newest(directory: Path, number: Callable[[str], int]) -> int:
     return max((number(path.name) for path in directory.iterdir()), default=0) if directory.exists() else 0

@@ -1,13 +1,23 @@
-"""A user's function that another system fails: started again with growing waits, exact in the end, or given up by name."""
+"""A user's function that another system fails: started again with growing waits, exact in the end, or given up by name.
+
+And one that raises for some rows, which become dead letters, each once, whatever is killed.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
-from tests.faults.job import BOUNDED, Job
-from tests.faults.oracle import Feed, judge
-from tests.faults.process import run_to_end
+import pytest
+from tests.examples import rest
+from tests.faults.job import BOUNDED, LIVE, Job
+from tests.faults.oracle import Feed, judge, judge_refused
+from tests.faults.process import run_to_end, started, store_of
+from tests.faults.test_random_kills import FEED_ROWS, NARROW, feed_until
+
+from fordstone.plan.plan import Mode
 
 SMALL = {"interval": "2ms", "batch_rows": 20}
 
@@ -41,3 +51,23 @@ def test_a_function_that_always_fails_is_given_up_by_name(tmp_path: Path) -> Non
     # Once the function works again, so does the pipeline.
     assert run_to_end(tmp_path, Job(options=BOUNDED)).report["outcome"] == "ended"
     judge(tmp_path, feed.written)
+
+
+@pytest.mark.parametrize("mode", ["aligned", *rest("unaligned", "blocking")])
+def test_dead_letters_are_each_kept_once_however_often_the_pipeline_is_killed(
+    mode: Mode, tmp_path: Path, faults: Callable[..., None]
+) -> None:
+    rng = Random(f"{mode} 53")
+    feed = Feed(folder=tmp_path, seed=53)
+    feed.write(FEED_ROWS)
+    job = Job(mode=mode, refusing=True, options=LIVE | NARROW)
+    for _ in range(4):
+        with started(tmp_path, job) as process:
+            feed_until(process, feed, rng)
+            assert process.kill().killed
+        faults(kills=1)
+    feed.write(FEED_ROWS)
+    ended = run_to_end(tmp_path, Job(mode=mode, refusing=True, options=BOUNDED | {"parallelism": 2}))
+    assert ended.report["outcome"] == "ended"
+    judge(tmp_path, feed.written)
+    judge_refused(tmp_path, store_of(tmp_path) / "dead-letters", feed.written)

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.faults.child_spark import answer
-from tests.faults.oracle import Feed
+from tests.faults.oracle import Feed, judge_refused
 from tests.faults.spark_job import SparkChild, SparkJob
 from tests.faults.spark_oracle import judge_spark
 from tests.faults.spark_process import (
     SparkProcess,
     committed,
     cut,
+    dead_letters,
     held,
     planned,
     release,
@@ -116,13 +117,15 @@ def kill(process: SparkProcess, victim: str) -> None:
             assert "pipeline faults: Spark's Java process has ended" in ended.lines[-1]["text"]
 
 
-def finish(feed: Feed, spark: SparkSession) -> None:
+def finish(feed: Feed, spark: SparkSession, *, refusing: bool = False) -> None:
     """Read what is left, in another process, and judge what came out."""
     feed.close()
     with contextlib.chdir(feed.folder):
-        result = answer(SparkJob(options=FINISH), spark)
+        result = answer(SparkJob(refusing=refusing, options=FINISH), spark)
     assert result.get("outcome") == "stopped", result
     judge_spark(feed.folder, feed.written)
+    if refusing:
+        judge_refused(feed.folder, dead_letters(feed.folder), feed.written)
 
 
 PLACES = (
@@ -146,12 +149,12 @@ def test_the_chain_has_every_failpoint() -> None:
 @pytest.mark.parametrize(
     "places", [pytest.param(BASE_PLACES, id="base"), pytest.param(PLACES, id="each", marks=pytest.mark.full)]
 )
-def test_a_driver_killed_at_failpoints_of_a_commit_loses_and_doubles_nothing(
+def test_a_driver_killed_at_failpoints_of_a_commit_loses_and_doubles_no_row_and_no_dead_letter(
     places: tuple[tuple[str, int], ...], tmp_path: Path, faults: Callable[..., None], spark: SparkSession
 ) -> None:
     feed = Feed(folder=tmp_path, seed=21)
     feed.write(FIRST_ROWS)
-    child = SparkChild(jobs=(SparkJob(options=LIVE),))
+    child = SparkChild(jobs=(SparkJob(refusing=True, options=LIVE),))
     for number, (name, count) in enumerate(places):
         hits = tmp_path / f"hits-{number}"
         with spark_started(tmp_path, child, failpoint=f"{name}:{count}@{hits}") as process:
@@ -168,7 +171,7 @@ def test_a_driver_killed_at_failpoints_of_a_commit_loses_and_doubles_nothing(
         faults(spark_driver_kills=1)
     if places == PLACES:
         kill_at_moments(JAVA_KILLED, feed, child, Random(21), faults)
-    finish(feed, spark)
+    finish(feed, spark, refusing=True)
 
 
 @pytest.mark.full

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tests.simulation.fleet_ledger import Ledger
 from tests.simulation.fleet_scenario import CUT, WINDOW_S, FleetScenario, node_name, passes
 from tests.simulation.fleet_tap import Tap
+from tests.simulation.query_tails import values_of
 from tests.simulation.rows import (
     ROWS_BEGIN_US,
     Row,
@@ -17,9 +18,13 @@ from tests.simulation.rows import (
     second_of,
     watermarks_of,
 )
+from tests.simulation.tails import by_key
 
 from fordstone.connectors.memory import MemorySink
 from fordstone.operators.base import ROW_WATERMARK
+
+Windows = dict[tuple[int, int], tuple[int, ...]]
+"""By key and start: the aggregates of a window."""
 
 
 def judge_tap(scenario: FleetScenario, tap: Tap, ledger: Ledger) -> None:
@@ -66,9 +71,8 @@ def judge_center(scenario: FleetScenario, sinks: Mapping[str, MemorySink]) -> No
             raise SimulationError(
                 f"rows {late - edge_late} became late at the center, though its one node was never away"
             )
-    check_equal(
-        "windows at the center", _windows(sinks["windows"]), _expected(row for row in rows if row.id not in late)
-    )
+    wanted = _expected(scenario, [row for row in rows if row.id not in late])
+    check_equal("windows at the center", _windows(scenario, sinks["windows"]), wanted)
 
 
 def _below_watermark(partitions: Sequence[Sequence[Row]]) -> dict[int, int]:
@@ -78,24 +82,21 @@ def _below_watermark(partitions: Sequence[Sequence[Row]]) -> dict[int, int]:
     return {row.id: ROWS_BEGIN_US + watermarks[row.id] * 1_000_000 for row in rows if row.second < watermarks[row.id]}
 
 
-def _expected(rows: Iterable[Row]) -> dict[tuple[int, int], tuple[int, int]]:
-    windows: dict[tuple[int, int], tuple[int, int]] = {}
-    for row in rows:
-        window = (row.k, row.second // WINDOW_S * WINDOW_S)
-        n, total = windows.get(window, (0, 0))
-        windows[window] = (n + 1, total + row.id)
-    return windows
+def _expected(scenario: FleetScenario, rows: Sequence[Row]) -> Windows:
+    windows = by_key(rows, lambda row: (row.k, row.second // WINDOW_S * WINDOW_S))
+    shown = {window: (len(some), sum(row.id for row in some), *values_of(some)) for window, some in windows.items()}
+    return {window: values[: len(scenario.aggregates)] for window, values in shown.items()}
 
 
-def _windows(sink: MemorySink) -> dict[tuple[int, int], tuple[int, int]]:
-    found: dict[tuple[int, int], tuple[int, int]] = {}
+def _windows(scenario: FleetScenario, sink: MemorySink) -> Windows:
+    found: Windows = {}
     rows = sink.rows()
     if rows.width:
-        for k, start, n, total in rows.select("k", "window_start", "n", "total").iter_rows():
+        for k, start, *values in rows.select("k", "window_start", *scenario.aggregates).iter_rows():
             window = (k, second_of(start))
             if window in found:
                 raise SimulationError(f"window {window} was emitted twice")
-            found[window] = (n, total)
+            found[window] = tuple(values)
     return found
 
 

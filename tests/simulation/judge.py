@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from tests.simulation.rows import SimulationError, check_equal, late_of, second_of, watermarks_of
+from tests.simulation.rows import SimulationError, check_equal, late_of, partition_name, second_of, watermarks_of
 from tests.simulation.scenario import Expected, Scenario, World, expect, firsts_of, means_of, passes
 from tests.simulation.tails import Given
 
@@ -102,6 +102,12 @@ def _given(scenario: Scenario, world: World, epochs: Mapping[int, int], uneven: 
     return Given(
         rows=[row for row in scenario.rows() if passes(scenario.shape, row)],
         by_source=by_source,
+        places={
+            row.id: (partition_name(index), position)
+            for source in scenario.partitions
+            for index, rows in enumerate(source)
+            for position, row in enumerate(rows)
+        },
         watermarks=None if scenario.live else watermarks,
         epochs=epochs,
         uneven=uneven,

@@ -32,6 +32,11 @@ class Row:
         return (self.id, self.k, _EPOCH + timedelta(seconds=self.second), self.n)
 
 
+def partition_name(index: int) -> str:
+    """How a source names one of its partitions."""
+    return f"memory-{index:06d}"
+
+
 def second_of(time: datetime) -> int:
     """A time as the scenario counts it."""
     return int((time - _EPOCH).total_seconds())

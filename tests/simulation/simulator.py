@@ -16,11 +16,13 @@ from typing import Final
 
 import polars as pl
 from tests.simulation.judge import judge
-from tests.simulation.rows import ROWS_BEGIN_US, Row, SimulationError
+from tests.simulation.rows import ROWS_BEGIN_US, Row, SimulationError, partition_name
 from tests.simulation.scenario import Scenario, World, build, passes
+from tests.simulation.tails import LETTERS
 from tests.simulation.tails import STEP as TAIL
 
 from fordstone.connectors.base import Sink
+from fordstone.connectors.memory import MemorySink
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.edge.run import recovered_engine
@@ -88,11 +90,28 @@ class Tally:
 
 
 class NoDeadLetters(Sink):
-    """Takes dead letters, of which a simulation has none."""
+    """Takes dead letters of steps that have none."""
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         if frame.height:
             raise SimulationError(f"dead letters in epoch {epoch}: {frame}")
+
+    def write(self, frame: pl.DataFrame) -> None:
+        raise SimulationError(f"dead letters written at once: {frame}")
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class TailLetters(Sink):
+    """Takes the dead letters of the tail's function, once per epoch."""
+
+    def __init__(self, kept: MemorySink) -> None:
+        self._kept = kept
+
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        if not self._kept.released.setdefault(epoch, frame).equals(frame):
+            raise SimulationError(f"the dead letters of epoch {epoch} became others: {frame}")
 
     def write(self, frame: pl.DataFrame) -> None:
         raise SimulationError(f"dead letters written at once: {frame}")
@@ -198,7 +217,7 @@ def _until_crash_or_end(run: _Run, check: Callable[[Engine], None] | None) -> bo
         clock=run.clock,
         disk=run.disk,
         choose=rng.randrange,
-        dead_letters=lambda _: NoDeadLetters(),
+        dead_letters=lambda step: TailLetters(run.world.sinks[LETTERS]) if step == TAIL else NoDeadLetters(),
         wait=run.clock.wait,
     )
     try:
@@ -346,7 +365,7 @@ def rows_before(scenario: Scenario, cut: Cut) -> Iterator[Row]:
     for number, partitions in enumerate(scenario.partitions):
         cuts = cut.sources[f"source{number}"].partitions
         for index, rows in enumerate(partitions):
-            at = cuts.get(f"memory-{index:06d}")
+            at = cuts.get(partition_name(index))
             yield from rows[: at.position if at is not None else 0]
 
 
@@ -365,7 +384,7 @@ def _in_flight_counts(run: _Run, store: CheckpointStore, manifest: Manifest) -> 
     """Rows on their way to the counting step."""
     counts: Counter[int] = Counter()
     for log in manifest.channels:
-        if any(f"-{step}/" in log.channel for step in ("windows_by_k", "smooth_by_k", "first_by_k", TAIL)):
+        if any(f"-{step}" in log.channel for step in ("windows_by_k/", "smooth_by_k/", "first_by_k/", TAIL)):
             continue
         for item in log.items:
             if item.run is None:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Final
 
+from tests.simulation.failing_tails import FailingProcessTail, FunctionTail
 from tests.simulation.join_tails import JoinTail, LatestTail
 from tests.simulation.keyed_tails import MatchTail, ProcessTail
+from tests.simulation.query_tails import DistinctTail, OverTail, RunningTail, TopTail
 from tests.simulation.tails import Tail
 from tests.simulation.window_tails import CountTail, SessionTail, SlidingTail
 
 from fordstone.plan.plan import Mode
+
+KINDS: Final[tuple[str, ...]] = (
+    "sliding", "early", "session", "count", "join", "match", "process",
+    "top", "over", "distinct", "running", "failing", "failing_process",
+    "latest",
+)  # fmt: skip
 
 
 def draw_tail(rng: Random, mode: Mode) -> Tail | None:
     """A tail, or none. A lookup in a control stream is refused where barriers overtake rows."""
     if rng.random() < 0.2:
         return None
-    kinds = ("sliding", "early", "session", "count", "join", "match", "process", "latest")
-    match rng.choice(kinds if mode != "unaligned" else kinds[:-1]):
+    match rng.choice(KINDS if mode != "unaligned" else KINDS[:-1]):
         case "sliding" | "early" as kind:
             size, every, offset = rng.choice(((6, 2, 0), (10, 5, 1), (5, 3, 0), (2, 7, 3), (4, 4, 0), (12, 4, 0)))
             early_us = rng.choice((1_000, 8_000)) if kind == "early" else None
@@ -35,5 +43,25 @@ def draw_tail(rng: Random, mode: Mode) -> Tail | None:
             return MatchTail(kind=rng.choice(("strict", "relaxed", "absent")), skip=rng.choice(("past_last", "next")))
         case "process":
             return ProcessTail(by_clock=rng.random() < 0.3)
+        case "top":
+            return _top(rng)
+        case "over":
+            rows, span = rng.choice(((1, None), (3, None), (None, 2), (None, 9), (None, None)))
+            return OverTail(rows=rows, span=span)
+        case "distinct":
+            return DistinctTail(timed=rng.random() < 0.6)
+        case "running":
+            return RunningTail()
+        case "failing":
+            return FunctionTail(rng.choice(("map", "flat_map", "map_batches")))
+        case "failing_process":
+            return FailingProcessTail()
         case _:
             return LatestTail(waits=rng.random() < 0.7)
+
+
+def _top(rng: Random) -> TopTail:
+    n = rng.choice((1, 2, 3))
+    if rng.random() < 0.5:
+        return TopTail(rng.choice(("rows", "counts")), n)
+    return TopTail("windows", rng.choice((n, None)), rng.choice(("row_number", "rank", "dense_rank")))

@@ -24,7 +24,9 @@ OUT: Final = "tail_out"
 LATE: Final = "tail_late"
 MORE: Final = "tail_more"
 """Final results, or time-outs."""
-TAIL_SINKS: Final = (OUT, LATE, MORE)
+LETTERS: Final = "tail_letters"
+"""The dead letters of the tail's function."""
+TAIL_SINKS: Final = (OUT, LATE, MORE, LETTERS)
 Sinks = Mapping[str, MemorySink]
 Tuples = Counter[tuple[Any, ...]]
 
@@ -43,6 +45,8 @@ class Given:
     """All rows of each source."""
     watermarks: Mapping[int, int] | None
     """By id: the second that a row is judged by (rule 6), of whatever source; None: it depends on when rows turned up."""
+    places: Mapping[int, tuple[str, int]]
+    """By id: the partition and the position that a row was read at."""
     epochs: Mapping[int, int]
     """By id: the epoch that a row was read in."""
     uneven: AbstractSet[int]

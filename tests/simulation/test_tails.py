@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import polars as pl
 import pytest
 from tests.examples import share_of
 from tests.simulation import simulator
+from tests.simulation.failing_tails import FailingProcessTail, FunctionTail
 from tests.simulation.join_tails import JoinTail, LatestTail
 from tests.simulation.judge import judge
 from tests.simulation.keyed_tails import MatchTail, ProcessTail
+from tests.simulation.query_tails import DistinctTail, OverTail, RunningTail, TopTail
 from tests.simulation.rows import SimulationError
 from tests.simulation.scenario import Scenario, Shape, World
 from tests.simulation.simulator import Tally, simulate
-from tests.simulation.tails import MORE, OUT, Tail
+from tests.simulation.tails import LETTERS, MORE, OUT, Tail
 from tests.simulation.window_tails import CountTail, SessionTail, SlidingTail, WindowTail
 
 from fordstone.plan.plan import Mode
@@ -34,6 +37,19 @@ TAILS: dict[str, Tail] = {
     "match_absent": MatchTail(kind="absent", skip="next"),
     "process": ProcessTail(by_clock=False),
     "process_by_clock": ProcessTail(by_clock=True),
+    "top_of_windows": TopTail("windows", 2, "dense_rank"),
+    "top_of_rows": TopTail("rows", 2),
+    "top_of_counts": TopTail("counts", 2),
+    "over_rows": OverTail(rows=3, span=None),
+    "over_range": OverTail(rows=None, span=4),
+    "over_all": OverTail(rows=None, span=None),
+    "distinct": DistinctTail(timed=True),
+    "distinct_so_far": DistinctTail(timed=False),
+    "running": RunningTail(),
+    "failing_map": FunctionTail("map"),
+    "failing_flat_map": FunctionTail("flat_map"),
+    "failing_map_batches": FunctionTail("map_batches"),
+    "failing_process": FailingProcessTail(),
     "latest": LatestTail(waits=True),
     "latest_at_once": LatestTail(waits=False),
 }
@@ -58,21 +74,28 @@ def test_each_operator_is_exact_whatever_crashes(name: str, simulation_tally: Ta
     assert simulation_tally.crashes > 0
 
 
-@pytest.mark.parametrize("name", TAILS)
-@pytest.mark.parametrize("change", ["lost", "doubled"])
-def test_the_oracle_of_each_operator_sees_a_row(name: str, change: str, monkeypatch):
-    tail = TAILS[name]
-    sink = MORE if isinstance(tail, WindowTail) and tail.replaces else OUT
+def judged_sinks() -> Iterator[tuple[str, str, str]]:
+    """A tail, a sink that its oracle judges, and what happens to a row there. One that replaces another may come twice."""
+    for name, tail in TAILS.items():
+        final = MORE if isinstance(tail, WindowTail) and tail.replaces else OUT
+        for sink in (final, LETTERS) if isinstance(tail, FunctionTail | FailingProcessTail) else (final,):
+            yield name, sink, "lost"
+            if not isinstance(tail, RunningTail) and not (isinstance(tail, TopTail) and tail.kind != "windows"):
+                yield name, sink, "doubled"
+
+
+@pytest.mark.parametrize(("name", "sink", "change"), list(judged_sinks()))
+def test_the_oracle_of_each_operator_sees_a_row(name: str, sink: str, change: str, monkeypatch):
     seen = []
 
     def tampered(given: Scenario, world: World, *more) -> None:
         judge(given, world, *more)
         released = world.sinks[sink].released
-        epoch = next((epoch for epoch, frame in released.items() if frame.height), None)
+        epoch = max((epoch for epoch, frame in released.items() if frame.height), default=None)
         if epoch is None:
             return
         frame = released[epoch]
-        released[epoch] = frame.slice(1) if change == "lost" else pl.concat([frame, frame.head(1)])
+        released[epoch] = frame.head(-1) if change == "lost" else pl.concat([frame, frame.tail(1)])
         with pytest.raises(SimulationError):
             judge(given, world, *more)
         seen.append(given.seed)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+from tests.simulation.query_tails import VALUES, values_of
 from tests.simulation.rows import Row, SimulationError, check_equal, in_order, second_of
 from tests.simulation.tails import MORE, OUT, STEP, Given, Sinks, Tail, attach_sinks, by_key
 
@@ -22,6 +23,7 @@ AGGREGATES: Final = {
     "earliest": "first(n)",
     "newest": "last(n)",
     "spread": "var_pop(id)",
+    **VALUES,
     "ids": "collect(id)",
 }
 _COLUMNS: Final = ("k", "window_start", "window_end", *AGGREGATES)
@@ -96,15 +98,15 @@ def _shown(k: int, start: int, end: int, rows: list[Row]) -> tuple[Any, ...]:
     by_time = sorted((row.second, row.n) for row in rows)
     total, count = sum(ids), len(rows)
     spread = count * sum(one * one for one in ids) - total * total
-    return k, start, end, total, count, by_time[0][1], by_time[-1][1], spread, tuple(ids)
+    return k, start, end, total, count, by_time[0][1], by_time[-1][1], spread, *values_of(rows), tuple(ids)
 
 
 def _whole(found: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    for k, start, end, total, count, earliest, newest, spread, ids in found:
+    for k, start, end, total, count, earliest, newest, spread, *values, ids in found:
         scaled = spread * count * count
         if abs(scaled - round(scaled)) > 1e-3:
             raise SimulationError(f"window of {ids}: a variance of {spread}")
-        yield k, second_of(start), second_of(end), total, count, earliest, newest, round(scaled), tuple(ids)
+        yield k, second_of(start), second_of(end), total, count, earliest, newest, round(scaled), *values, tuple(ids)
 
 
 @dataclass(frozen=True, slots=True)

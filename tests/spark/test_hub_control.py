@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, _parse_datatype_string
 from tests.hub.running import running_hub
 from tests.spark.hub_nodes import HubNode
+from tests.spark.test_hub_rows import NESTED
 
 from fordstone.epochs.run_file import decode_run
 from fordstone.errors import FencedError, SchemaError
@@ -42,7 +43,16 @@ def versions(address: HubAddress, control: str) -> list[ControlVersion]:
 
 
 def rows(address: HubAddress, version: ControlVersion) -> list[tuple[Any, ...]]:
-    return sorted(decode_run(HubClient(address).read_blob(version.blob), version.blob).rows())
+    return sorted(decoded(address, version).rows())
+
+
+def decoded(address: HubAddress, version: ControlVersion) -> pl.DataFrame:
+    return decode_run(HubClient(address).read_blob(version.blob), version.blob)
+
+
+def table(address: HubAddress, version: ControlVersion) -> list[tuple[Any, ...]]:
+    """Its rows in order, without what becomes of them."""
+    return decoded(address, version).sort("device").drop("__op").rows()
 
 
 def setting_of(address: HubAddress, control: str, **more: str) -> ControlSetting:
@@ -128,6 +138,31 @@ def test_a_batch_job_changes_rows_or_replaces_the_table(spark, hub):
     (newest,) = versions(hub, "job")
     assert newest.snapshot
     assert rows(hub, newest) == []
+
+
+def test_a_stream_and_a_batch_job_publish_structs_maps_and_arrays_of_structs(spark, hub, tmp_path):
+    keyed = NESTED.with_columns(device=pl.col("id").cast(pl.String)).select("device", *NESTED.columns)
+    node = HubNode(hub, "nested", "a")
+    node.commit(keyed.head(2))
+    streaming(spark, hub, "nested", stream_of(spark, hub, "nested"), tmp_path)
+    node.commit(keyed[2:])
+    streaming(spark, hub, "nested", stream_of(spark, hub, "nested"), tmp_path)
+    assert [table(hub, version) for version in versions(hub, "nested")] == [keyed.head(2).rows(), keyed[2:].rows()]
+    whole = spark.read.format("fordstone").options(hub=hub.url, pipeline="nested", stream="readings", metadata="false")
+    options = {"hub": hub.url, "pipeline": "p", "control": "nested", "key": "device"}
+    whole.load().write.format("fordstone-control").options(**options).mode("overwrite").save()
+    (newest,) = versions(hub, "nested")
+    assert table(hub, newest) == keyed.rows()
+    assert decoded(hub, newest).schema == pl.Schema({**keyed.schema, "__op": pl.String()})
+
+
+def test_a_nested_column_is_no_key(spark, hub):
+    writer = spark.createDataFrame([("x", {"a": 1})], "device string, limits map<string, bigint>").write
+    options = {"hub": hub.url, "pipeline": "p", "control": "mapped", "key": "limits"}
+    with pytest.raises(
+        PySparkException, match="option 'key' names 'limits', which is map<string,bigint> and cannot be"
+    ):
+        writer.format("fordstone-control").options(**options).mode("append").save()
 
 
 def test_a_mistake_in_the_options_is_reported(spark, hub):

@@ -41,6 +41,27 @@ EVERY = pl.DataFrame(
     }
 )
 
+NESTED = pl.DataFrame(
+    {
+        "id": [1, 2, 3, 4],
+        "place": [{"room": "a", "at": [{"x": 1.5, "y": None}, None]}, {"room": None, "at": []}, None, {"room": "", "at": None}],
+        "limits": [{"low": {"value": -1, "since": dt.date(2024, 2, 29)}, "high": None}, {}, {"": {"value": None, "since": None}}, None],
+        "faults": [[{"code": 7, "tags": {"a": ["x", None]}}, None], [], None, [{"code": None, "tags": {}}]],
+    },
+    schema={
+        "id": pl.Int64(),
+        "place": pl.Struct({"room": pl.String(), "at": pl.List(pl.Struct({"x": pl.Float64(), "y": pl.Float64()}))}),
+        "limits": pl.Map(pl.String(), pl.Struct({"value": pl.Int64(), "since": pl.Date()})),
+        "faults": pl.List(pl.Struct({"code": pl.Int64(), "tags": pl.Map(pl.String(), pl.List(pl.String()))})),
+    },
+)  # fmt: skip
+"""Structs, maps and arrays of structs, with nulls at every level."""
+NESTED_TYPES = (
+    "struct<id:bigint,place:struct<room:string,at:array<struct<x:double,y:double>>>,"
+    "limits:map<string,struct<value:bigint,since:date>>,"
+    "faults:array<struct<code:bigint,tags:map<string,array<string>>>>>"
+)
+
 
 def run(frame: pl.DataFrame, compression: Compression = "lz4", **constants: object) -> RunRows:
     values = {name: pa.scalar(value) for name, value in constants.items()}
@@ -168,10 +189,7 @@ def test_the_schema_that_spark_expects_is_the_one_that_is_given():
 
 
 def test_structs_and_maps_are_those_of_spark():
-    kinds = {"m": pl.Map(pl.String, pl.Int64), "s": pl.Struct({"l": pl.List(pl.Map(pl.String, pl.Float64))})}
-    rows = {"m": [{"a": 1, "b": None}, {}, None], "s": [{"l": [{"q": 1.5}, None]}, None, {"l": []}]}
-    frame = pl.DataFrame(rows, schema=kinds)
-    columns = spark_columns(stored_columns(run(frame).data))
-    assert columns.simpleString() == "struct<m:map<string,bigint>,s:struct<l:array<map<string,double>>>>"
-    (batch,) = record_batches([run(frame)], arrow_columns(columns))
-    assert pl.DataFrame(batch).to_dict(as_series=False) == rows
+    columns = spark_columns(stored_columns(run(NESTED).data))
+    assert columns.simpleString() == NESTED_TYPES
+    (batch,) = record_batches([run(NESTED)], arrow_columns(columns))
+    assert pl.DataFrame(batch).to_dict(as_series=False) == NESTED.to_dict(as_series=False)

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.hub.running import now_us, running_hub, serving
 from tests.spark.hub_nodes import HubNode, numbers
-from tests.spark.test_hub_rows import EVERY
+from tests.spark.test_hub_rows import EVERY, NESTED, NESTED_TYPES
 from tests.waiting import until
 
 from fordstone.hub.client.address import HubAddress
@@ -78,6 +78,31 @@ def test_every_type_reaches_spark_as_the_node_sent_it(spark, hub):
     # Spark puts nulls first; the smallest number was the node's last row.
     assert found.filter(_epoch=1).drop("_node", "_epoch").equals(EVERY.select(pl.all().gather([1, 2, 0])))
     assert set(found["_node"]) == {"a"}
+
+
+def test_structs_maps_and_arrays_of_structs_reach_a_streaming_query_as_the_node_sent_them(spark, hub, tmp_path):
+    node = HubNode(hub, "nested", "a")
+    node.commit(NESTED.head(1), NESTED[1:3])
+    rows = streamed(spark, hub, "nested", metadata="false")
+    assert rows.schema.simpleString() == NESTED_TYPES
+    now(rows, tmp_path)
+    node.commit(NESTED.tail(1))
+    now(streamed(spark, hub, "nested", metadata="false"), tmp_path)
+    found = pl.DataFrame(spark.read.parquet(str(tmp_path / "out")).orderBy("id").toArrow())
+    assert found.to_dict(as_series=False) == NESTED.to_dict(as_series=False)
+
+
+def test_spark_reads_fields_keys_and_elements_of_nested_columns(spark, hub):
+    HubNode(hub, "fields", "a").commit(NESTED)
+    found = read(spark, hub, "fields").selectExpr(
+        "id", "place.room", "place.at[0].x", "limits['low'].value", "faults[0].tags['a'][0]", "array_size(faults)"
+    )
+    assert sorted(tuple(row) for row in found.collect()) == [
+        (1, "a", 1.5, -1, "x", 2),
+        (2, None, None, None, None, 0),
+        (3, None, None, None, None, None),
+        (4, "", None, None, None, 1),
+    ]
 
 
 def test_a_query_goes_on_where_it_was_and_reads_each_row_once(spark, hub, tmp_path):

@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from tests.hub.running import running_hub
 from tests.spark.hub_nodes import HubNode
+from tests.spark.test_hub_rows import NESTED, NESTED_TYPES
 
 from fordstone import Pipeline
 from fordstone.connectors import files, memory
@@ -109,6 +110,18 @@ def test_the_plan_says_how_a_table_is_folded(spark, hub):
     source.group_by("device").agg(top="max(temp)").sink("out", files("out", format="jsonl"))
     with pytest.raises(PySparkException, match="with another plan than option 'plan' has"):
         state(spark, hub, "counted", plan=other.plan().to_json().decode()).collect()
+
+
+def test_a_table_and_other_states_have_structs_maps_and_arrays_of_structs(spark, hub):
+    kept = NESTED.with_columns(pl.lit(value=False).alias("__deleted"))
+    gone = kept.tail(1).with_columns(pl.lit(value=True).alias("__deleted"))
+    older = kept.head(1).with_columns(place=pl.lit(None, NESTED.schema["place"]))
+    states = {("agg", "table", 0): [pl.concat([older, kept.tail(1)]), pl.concat([kept.head(3), gone])]}
+    checkpointed(HubNode(hub, "nested", "a"), states | {("win", "runs", 0): [NESTED.head(2), NESTED[2:]]}, {})
+    for step, rows in (("agg", NESTED.head(3)), ("win", NESTED)):
+        found = state(spark, hub, "nested", step=step, key="id", metadata="false")
+        assert found.schema.simpleString() == NESTED_TYPES
+        assert pl.DataFrame(found.orderBy("id").toArrow()).to_dict(as_series=False) == rows.to_dict(as_series=False)
 
 
 def test_other_states_are_given_as_they_are_stored(spark, hub):

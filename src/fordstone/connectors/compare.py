@@ -6,6 +6,7 @@ order (rule 10).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
@@ -21,12 +22,20 @@ def same_rows(one: pl.DataFrame, other: pl.DataFrame) -> bool:
     return not any(frame.height for frame in difference(one, other))
 
 
-def difference(sealed: pl.DataFrame, replayed: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """What is only in `sealed`, and what is only in `replayed`, counting repeated rows; floats may differ a little."""
+def difference(
+    sealed: pl.DataFrame, replayed: pl.DataFrame, *, ignored: Sequence[str] = ()
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """What is only in `sealed`, and what is only in `replayed`, counting repeated rows; floats may differ a little.
+
+    `ignored`: columns that may differ. Rows that are equal in them too match first.
+    """
     every = list(sealed.schema)
-    exact = [name for name, kind in sealed.schema.items() if not kind.is_float()]
-    floats = [name for name, kind in sealed.schema.items() if kind.is_float()]
-    missing, extra = _unmatched(sealed, replayed, every)
+    if ignored:
+        sealed, replayed = _unmatched(sealed, replayed, every)
+    compared = {name: kind for name, kind in sealed.schema.items() if name not in ignored}
+    exact = [name for name, kind in compared.items() if not kind.is_float()]
+    floats = [name for name, kind in compared.items() if kind.is_float()]
+    missing, extra = _unmatched(sealed, replayed, list(compared))
     if not (missing.height and extra.height and exact and floats):
         return missing, extra
     pairs = _turns(missing, exact).join(

@@ -406,11 +406,9 @@ def extra_rows(
         # Rows that are not as they were sealed are newer: a later epoch has sealed them, or they go out with the next.
         newer = again if before is None else difference(before, again)[1]
         return [newer] if newer.height else []
-    if sink.startswith(DEAD_LETTERS):
-        # Where a row without a time stood is known only as nearly as the read that brought it.
-        again = again.drop("position")
-        before = None if before is None else before.drop("position")
-    missing, extra = difference(again.clear() if before is None else before, again)
+    # Where a row without a time stood is known only as nearly as the read that brought it.
+    ignored = ("position",) if sink.startswith(DEAD_LETTERS) else ()
+    missing, extra = difference(again.clear() if before is None else before, again, ignored=ignored)
     if missing.height:
         raise _mismatch(
             cut, sink, f"{missing.height} sealed rows are missing in the replay, such as {missing.row(0, named=True)}"

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, MapType, StructType
 
 from fordstone.epochs.run_file import decode_run, encode_run
 from fordstone.errors import ConfigError, SchemaError
@@ -66,6 +66,12 @@ class ControlSetting:
         missing = [name for name in key if name not in schema.fieldNames()]
         if missing:
             raise ConfigError(f"option 'key' names {missing[0]!r}, and the rows have {', '.join(schema.fieldNames())}.")
+        nested = [name for name in key if isinstance(schema[name].dataType, ArrayType | MapType | StructType)]
+        if nested:
+            raise ConfigError(
+                f"option 'key' names {nested[0]!r}, which is {schema[nested[0]].dataType.simpleString()} and cannot be a key. Use a field, a "
+                "value or an element of it, in a column of its own."
+            )
         owner = options.get("owner")
         return cls(
             address=address_of(options),
