@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from fordstone import Context, KeyedFunction, Pipeline, Stream, ValueState
-from fordstone.connectors import MemorySink, memory, rows
+from fordstone.connectors import MemorySink, MemorySource, memory, rows
 from fordstone.errors import FunctionError, PipelineError, TaskError
 from fordstone.protocol.retry import RestartPolicy
 
@@ -115,12 +115,42 @@ def test_a_keyed_function_can_set_rows_aside_and_no_part_of_the_call_stays(tmp_p
     assert report.progress.rows_failed == 1
     (letter,) = letters(tmp_path, "totals")
     assert letter == {
-        "partition": None,
-        "position": None,
+        "partition": "memory-000000",
+        "position": 1,
         "step": "totals",
         "reason": "KeyError: 'n'",
         "text": '{"k": "b", "n": null}',
     }
+
+
+class Raises(KeyedFunction):
+    """Gives the rows on, and raises for one without a number."""
+
+    def process(self, row: dict[str, Any], ctx: Context) -> dict[str, Any]:
+        if row["n"] is None:
+            raise KeyError("n")
+        return row
+
+
+def test_rows_that_wait_are_processed_after_on_error_was_changed(tmp_path: Path):
+    given = MemorySource([[]])
+
+    def next_run(on_error: Any, *numbers: int | None) -> list[int]:
+        second = given.row_count()
+        times = [datetime(2026, 1, 1, 0, 0, second + place, tzinfo=UTC) for place in range(len(numbers))]
+        given.append(0, [{"n": n, "ts": time} for n, time in zip(numbers, times, strict=True)])
+        timed = Pipeline("p").source("rows", memory(given), schema={"n": "bigint", "ts": "timestamp"}, time="ts")
+        out = MemorySink()
+        timed.group_by().process(Raises, on_error=on_error, name="raises").sink("out", memory(out))
+        timed.pipeline.run(state=tmp_path, restart=QUICK, available_now=True)
+        return out.rows().get_column("n").to_list()
+
+    # The newest row waits, because one of the same time might follow.
+    assert next_run("fail", 0, 1, 2) == [0, 1]
+    assert next_run("dead_letter", None, 4, 5) == [2, 4]
+    assert next_run("fail", 6, 7) == [5, 6]
+    assert next_run("dead_letter", 8, None, 10) == [7, 8]
+    assert [letter["position"] for letter in letters(tmp_path, "raises")] == [3, 9]
 
 
 class Rings(KeyedFunction):
