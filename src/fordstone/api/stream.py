@@ -20,7 +20,7 @@ from fordstone.api.process import KeyedFunction, declared_states
 from fordstone.connectors.base import SinkStream, live_of
 from fordstone.connectors.function import function_sink
 from fordstone.connectors.lookup_table import inline_spec, read_table
-from fordstone.connectors.memory import checked_rows, inferred_schema, memory, to_pandas
+from fordstone.connectors.memory import MemorySource, checked_rows, inferred_schema, memory, to_pandas
 from fordstone.connectors.registry import open_sink, source_delivery
 from fordstone.connectors.stdout import stdout
 from fordstone.errors import ConfigError, FordstoneError, PipelineError
@@ -840,8 +840,13 @@ def table_of(
             raise ConfigError('a lookup needs the columns of its table: schema={"device": "string", "site": "string"}.')
         source_delivery(table)
         columns = Schema.of(schema)
+        live = live_of(table)
+        if isinstance(live, MemorySource) and not live.replays:
+            raise ConfigError(
+                "a generator is not a table, which is read whole before the first row. Give its rows as a list."
+            )
         # What lives in this process would not be there where the plan is read.
-        return (table if live_of(table) is None else inline_spec(read_table(table, columns))), columns
+        return (table if live is None else inline_spec(read_table(table, columns))), columns
     try:
         rows = checked_rows(table, "lookup")
     except ConfigError:

@@ -159,7 +159,7 @@ class FileSource(Source):
         if not found:
             raise SourceError(
                 f"no file matches {self._settings.path!r} (working directory {Path.cwd()}).\n"
-                f"Correct the path, or run without bounded input to wait for files."
+                "Correct the path. A source of an unbounded run waits for files."
             )
         self._found = found
         return found
