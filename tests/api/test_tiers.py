@@ -127,3 +127,14 @@ def test_a_pipeline_of_one_tier_has_no_nodes():
     pipeline.source("numbers", memory([{"n": 1}])).sink("out", memory(MemorySink()))
     with pytest.raises(ConfigError, match="one tier, which runs as one node"):
         pipeline.run(bounded=True, nodes=2)
+
+
+def test_an_unbounded_run_ends_when_the_sources_of_all_nodes_have_ended():
+    source, found = MemorySource([readings("a"), []]), MemorySink()
+    run = counted(memory(source), memory(found)).start(nodes=3, interval="10ms")
+    until(lambda: run.progress is not None and run.progress.rows_in == 20, "rows", alive=lambda: run.running)
+    source.append(1, readings("b"))
+    source.end()
+    report = run.wait(180.0)
+    assert (report.outcome, report.progress.rows_in) == ("ended", 40)
+    assert sorted(found.rows().select("device", "n").rows()) == [("a", 10), ("a", 10), ("b", 10), ("b", 10)]

@@ -50,5 +50,8 @@ class PartOfSource(Source):
     def idleness(self, partition: PartitionId, position: Position) -> Idleness:
         return self._source.idleness(partition, position)
 
+    def ended(self) -> bool:
+        return self._source.ended()
+
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
         self._source.ack(cuts)
