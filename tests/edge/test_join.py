@@ -177,6 +177,7 @@ def test_a_table_whose_connector_raises_is_one_error_with_one_traceback_of_the_c
     assert FailingTable.reads == reads
     cause = caught.value.__cause__
     assert repr(cause) == repr(error)
+    assert cause is not None
     assert [frame.name for frame in traceback.extract_tb(cause.__traceback__)] == ["open"]
 
 
