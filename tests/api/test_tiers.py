@@ -129,6 +129,18 @@ def test_a_pipeline_of_one_tier_has_no_nodes():
         pipeline.run(bounded=True, nodes=2)
 
 
+def test_rolled_files_close_windows_as_in_one_tier(tmp_path: Path):
+    for minute in range(3):
+        lines = [
+            f'{{"device": "a", "ts": "2026-01-01T00:0{minute}:{second:02d}Z", "temp": 1.0}}\n' for second in (0, 30)
+        ]
+        (tmp_path / f"h{minute:02d}.jsonl").write_text("".join(lines))
+    found = MemorySink()
+    run = counted(files(str(tmp_path / "*.jsonl")), memory(found)).start(nodes=1, interval="10ms")
+    until(lambda: found.rows().height == 5, "all windows but the last", alive=lambda: run.running)
+    run.stop()
+
+
 def test_an_unbounded_run_ends_when_the_sources_of_all_nodes_have_ended():
     source, found = MemorySource([readings("a"), []]), MemorySink()
     run = counted(memory(source), memory(found)).start(nodes=3, interval="10ms")
