@@ -117,9 +117,12 @@ def test_a_part_that_fails_stops_the_others(bounded: bool):
         ({"state": "here"}, "state=: pipeline fleet has two tiers"),
     ],
 )
-def test_options_that_do_not_go_with_two_tiers_are_refused(options: Any, says: str):
+def test_options_that_do_not_go_with_two_tiers_are_refused_at_once(options: Any, says: str):
+    pipeline = counted(memory(readings("a")), memory(MemorySink()))
     with pytest.raises(ConfigError, match=says):
-        counted(memory(readings("a")), memory(MemorySink())).run(**options)
+        pipeline.run(**options)
+    with pytest.raises(ConfigError, match=says):
+        pipeline.start(**options)
 
 
 def test_a_pipeline_of_one_tier_has_no_nodes():

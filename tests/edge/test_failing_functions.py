@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,7 @@ import pytest
 
 from fordstone import Context, KeyedFunction, Pipeline, Stream, ValueState
 from fordstone.connectors import MemorySink, MemorySource, memory, rows
-from fordstone.errors import FunctionError, PipelineError, TaskError
+from fordstone.errors import FunctionError, PipelineError, SchemaError, TaskError
 from fordstone.protocol.retry import RestartPolicy
 
 SCHEMA = {"k": "string", "n": "bigint"}
@@ -202,6 +202,63 @@ def test_a_result_that_does_not_fit_fails_its_row_only(tmp_path: Path, wrong: An
     stream = source().map(lambda row: wrong if row["n"] is None else row, on_error="dead_letter")
     report, out = run(stream, tmp_path)
     assert (out["n"].to_list(), report.progress.rows_failed) == ([1, 3, 4], 1)
+
+
+class Gives(KeyedFunction):
+    """Gives the row on, and for one without a number what does not fit."""
+
+    wrong: Any = None
+    seen = ValueState("bigint")
+
+    def process(self, row: dict[str, Any], ctx: Context) -> Any:
+        self.seen.set(self.seen.get(0) + 1)
+        return {**row, "n": self.seen.get()} if row["n"] is not None else [row, self.wrong]
+
+
+@pytest.mark.parametrize("wrong", [{"k": 7, "n": 1}, {"other": 1}, "text", None])
+def test_a_result_of_a_keyed_function_that_does_not_fit_fails_its_row_only(tmp_path: Path, wrong: Any):
+    Gives.wrong = wrong
+    report, out = run(source().group_by("k").process(Gives, on_error="dead_letter", name="gives"), tmp_path)
+    assert sorted(out.iter_rows()) == [("a", 1), ("a", 2), ("b", 1)], "no part of the call stays"
+    assert report.progress.rows_failed == 1
+    assert [letter["position"] for letter in letters(tmp_path, "gives")] == [1]
+
+
+@pytest.mark.parametrize(
+    "stream", [lambda: source().map(lambda row: {**row, "n": "x"}), lambda: source().group_by("k").process(Wrong)]
+)
+def test_a_result_that_does_not_fit_is_shown_with_its_column_and_type(tmp_path: Path, stream: Any):
+    with pytest.raises(SchemaError) as caught:
+        run(stream(), tmp_path)
+    first, *others = str(caught.value).splitlines()
+    assert first.endswith("the function gave n='x', which is not of the declared type bigint:")
+    assert others == ['  {"k": "a", "n": "x"}', "Correct the function, or declare schema=."]
+
+
+class Wrong(KeyedFunction):
+    def process(self, row: dict[str, Any], ctx: Context) -> dict[str, Any]:
+        return {**row, "n": "x"}
+
+
+def test_an_async_function_of_rows_is_refused_when_it_is_given():
+    async def later(row: dict[str, Any]) -> dict[str, Any]:
+        return row
+
+    with pytest.raises(PipelineError, match="step map: later is async, and map does not wait for it"):
+        source().map(later)  # type: ignore[arg-type]
+
+    async def several(row: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        yield row
+
+    with pytest.raises(PipelineError, match="step flat_map: several is async"):
+        source().flat_map(several)  # type: ignore[arg-type]
+
+    class Later(KeyedFunction):
+        async def process(self, row: dict[str, Any], ctx: Context) -> Any:  # type: ignore[override]
+            return row
+
+    with pytest.raises(PipelineError, match=r"Later\.process is async, and process does not wait for it"):
+        source().group_by("k").process(Later)
 
 
 def test_flat_map_counts_a_row_only_if_all_of_its_records_fit(tmp_path: Path):

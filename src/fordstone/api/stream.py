@@ -5,6 +5,7 @@ A step is checked when it is added. Nothing runs until the pipeline is run.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -365,7 +366,10 @@ class Stream:
                     f"sink {name}: {connector!r} is neither a connector nor a function. Use one of fordstone.connectors, as in "
                     f"files({name!r}, format='jsonl')."
                 )
-            connector = function_sink(connector)
+            try:
+                connector = function_sink(connector)
+            except ConfigError as error:
+                raise PipelineError(f"sink {name}: {error}") from None
         self._add(p.Sink(name=name, input=self._at, connector=connector, release=release))
 
     def join(
@@ -552,6 +556,11 @@ class Stream:
             raise PipelineError(
                 f"step {named}: {function!r} is not a function. "
                 f"Give a function that takes a {'frame' if kind == 'map_batches' else 'record'}."
+            )
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise PipelineError(
+                f"step {named}: {function.__name__} is async, and {kind} does not wait for it. Write a function without async; rows for an async "
+                "function leave by sink(name, function)."
             )
         path = self._graph.register(function)
         given = Schema.of(schema).to_dict() if schema is not None else self.schema.to_dict()

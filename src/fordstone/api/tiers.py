@@ -29,7 +29,6 @@ from fordstone.edge.engine.assembly import ConnectorOpener, Job
 from fordstone.edge.run import refuse_earlier_output, run
 from fordstone.errors import ConfigError, HubAwayError, HubError, NotInstalledError
 from fordstone.hub.client.address import HubAddress
-from fordstone.hub.client.client import HubClient
 from fordstone.operators.base import Functions
 from fordstone.plan import plan as p
 from fordstone.planner.split import placed, split
@@ -55,14 +54,9 @@ def run_here(
     stop: StopRequest | None = None,
 ) -> Report:
     """Run a plan in this process, whether it has one tier or two. `nodes`: of two tiers, the number of nodes."""
+    check_options(plan, config, nodes)
     if not plan.tiered:
-        if nodes is not None:
-            raise ConfigError(
-                f"nodes={nodes}: pipeline {plan.pipeline} has one tier, which runs as one node. Add .to_center(), or leave nodes= out; "
-                "parallelism= divides the work."
-            )
         return run(plan, functions, config, on_progress=on_progress, stop=stop)
-    check_tier_options(plan, config, nodes)
     if config.fresh:
         set_aside(to_set_aside(plan, []))
         config = replace(config, fresh=False)
@@ -78,8 +72,15 @@ def run_here(
             tiers.stop()
 
 
-def check_tier_options(plan: p.Plan, config: RunConfig, nodes: int | None) -> None:
-    """Raise if a pipeline of two tiers cannot run in one process with these options."""
+def check_options(plan: p.Plan, config: RunConfig, nodes: int | None) -> None:
+    """Raise if a pipeline cannot run in one process with these options."""
+    if not plan.tiered:
+        if nodes is not None:
+            raise ConfigError(
+                f"nodes={nodes}: pipeline {plan.pipeline} has one tier, which runs as one node. Add .to_center(), or leave nodes= out; "
+                "parallelism= divides the work."
+            )
+        return
     if nodes is not None and nodes < 1:
         raise ConfigError(f"nodes={nodes} must be at least 1.")
     if config.available_now:
@@ -139,6 +140,8 @@ class _Tiers:
 
     def _all_nodes_known(self) -> bool:
         """Whether the hub has an epoch of each node. A center that began before would not wait for the others, whose rows might be late."""
+        from fordstone.hub.client.client import HubClient  # noqa: PLC0415 - pipelines of one tier need no client
+
         client = HubClient(self._hub)
         try:
             known = {node.node for node in client.nodes().nodes if node.head}

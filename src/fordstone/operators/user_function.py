@@ -15,7 +15,15 @@ import polars as pl
 from fordstone.errors import FordstoneError, SchemaError, TaskError
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import ROW_ID, ROW_WATERMARK, Emit, Emits, Moment, Operator, by_watermark
-from fordstone.operators.dead_letter import DEAD, Failed, function_error, letters_of, reason_of
+from fordstone.operators.dead_letter import (
+    DEAD,
+    SHOWN_CHARS_MAX,
+    Failed,
+    function_error,
+    letters_of,
+    reason_of,
+    row_text,
+)
 from fordstone.plan import plan as p
 from fordstone.state.base import State
 
@@ -193,8 +201,8 @@ class BatchFunction(UserFunction):
             return given.select(pl.col(name).cast(kind.polars) for name, kind in schema.items())
         except pl.exceptions.PolarsError as error:
             raise SchemaError(
-                f"step {step}: map_batches gave values that are not of the declared type: {error}"
-            ) from error
+                f"step {step}: map_batches gave values that are not of the declared type: {str(error).partition(chr(10))[0]}"
+            ) from None
 
 
 def user_function(step: p.Function, function: Callable[..., Any]) -> UserFunction:
@@ -215,9 +223,23 @@ def frame_of(records: Sequence[Record], schema: Schema, step: str) -> pl.DataFra
         columns = {name: [record.get(name) for record in records] for name in schema}
         return pl.DataFrame(columns, schema=schema.polars, strict=True)
     except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
-        raise SchemaError(
-            f"step {step}: the function gave values that are not of the declared type: {error}"
-        ) from error
+        raise _unfit(records, schema, step, error) from None
+
+
+def _unfit(records: Sequence[Record], schema: Schema, step: str, error: Exception) -> SchemaError:
+    """The error for records of which one does not fit: which one, and what of it."""
+    for record in records:
+        for name, kind in schema.items():
+            value = record.get(name)
+            try:
+                pl.Series(name, [value], dtype=kind.polars, strict=True)
+            except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError):
+                return SchemaError(
+                    f"step {step}: the function gave {name}={value!r}, which is not of the declared type {kind}:\n"
+                    f"  {row_text(record)[:SHOWN_CHARS_MAX]}\nCorrect the function, or declare schema=."
+                )
+    (first, *_) = str(error).splitlines() or [""]
+    return SchemaError(f"step {step}: the function gave values that are not of the declared type: {first}")
 
 
 def _halves(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

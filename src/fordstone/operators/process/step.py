@@ -285,6 +285,13 @@ class Given:
         self.failed: list[Failed] = []
         """Rows and timers that the function raised an exception for, and that are set aside."""
 
+    def checked(self, made: Any) -> list[Record]:
+        """What the function gave as a list; raises for a record that does not fit the schema."""
+        records = [made] if isinstance(made, dict) else list(made)
+        if records:
+            self._frame(records)
+        return records
+
     def take(self, made: Any, mark: int) -> None:
         """Take what the function gave: a record, or any number of them. `mark`: when, or where in the input."""
         records = self._records
@@ -610,7 +617,7 @@ class Process(Operator):
         try:
             made = call()
             if made is not None:
-                given.take(made, mark)
+                given.take(given.checked(made), mark)
         except Exception as error:  # noqa: BLE001 - of the user's function
             entry.restore(saved)
             given.failed.append(Failed(record=record, error=error))
