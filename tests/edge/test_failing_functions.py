@@ -215,7 +215,9 @@ class Gives(KeyedFunction):
         return {**row, "n": self.seen.get()} if row["n"] is not None else [row, self.wrong]
 
 
-@pytest.mark.parametrize("wrong", [{"k": 7, "n": 1}, {"other": 1}, "text", None])
+@pytest.mark.parametrize(
+    "wrong", [{"k": 7, "n": 1}, {"k": "b", "n": 2**63}, {"k": "b", "other": 1}, {"other": 1}, "text", None]
+)
 def test_a_result_of_a_keyed_function_that_does_not_fit_fails_its_row_only(tmp_path: Path, wrong: Any):
     Gives.wrong = wrong
     report, out = run(source().group_by("k").process(Gives, on_error="dead_letter", name="gives"), tmp_path)
