@@ -163,6 +163,7 @@ Build = Callable[[Stream, Stream], Any]
         (lambda a, b: a.join(b.select("device"), on="device", between=BETWEEN), PipelineError, "a join needs event time, and select has none"),
         (lambda a, b: a.lookup(files("x.csv"), on="device"), PipelineError, "step lookup: a lookup needs the columns of its table"),
         (lambda a, b: a.lookup(stdout(), on="device", schema=DEVICES), PipelineError, "cannot be read from"),
+        (lambda a, b: a.lookup(memory(iter([])), on="device", schema=DEVICES), PipelineError, "a generator is not a table.* Give its rows as a list"),
         (lambda a, b: a.lookup("x.csv", on="device"), PipelineError, r"'x.csv' is not a table. Give files"),
         (lambda a, b: a.lookup(b, on="device"), PipelineError, "is not a table"),
         (lambda a, b: a.lookup([], on="device"), PipelineError, "a table without rows has no columns"),

@@ -47,7 +47,7 @@ NOT_SUPPORTED = [
         "INTERSECT",
         "join the two",
     ),
-    ("SELECT device FROM readings QUALIFY 1 = 1", "QUALIFY is not supported", "QUALIFY", "in WHERE outside"),
+    ("SELECT device FROM readings QUALIFY 1 = 1", "QUALIFY is about window functions", "1", "Write WHERE"),
     ("SELECT device FROM readings TABLESAMPLE (10 PERCENT)", "TABLESAMPLE is not supported", "TABLESAMPLE", "hash"),
     (
         "SELECT device FROM readings LATERAL VIEW explode(x) AS y",

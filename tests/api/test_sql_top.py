@@ -79,6 +79,55 @@ def test_a_query_of_with_that_is_read_twice_has_the_ranks_that_each_reader_wants
     assert answer(query) == [("A", 1), ("a", 1), ("a", 2), ("b", 1), ("b", 2)]
 
 
+OVER_WINDOW = "OVER (PARTITION BY window_start ORDER BY n DESC, device)"
+
+
+@pytest.mark.parametrize(
+    ("qualified", "nested"),
+    [
+        (
+            f"SELECT *, ROW_NUMBER() {OVER_WINDOW} AS r FROM ({COUNTS}) QUALIFY r <= 1",
+            f"SELECT * FROM (SELECT *, ROW_NUMBER() {OVER_WINDOW} AS r FROM ({COUNTS})) WHERE r <= 1",
+        ),
+        (
+            f"SELECT q.device FROM ({COUNTS}) q QUALIFY row_number() {OVER_WINDOW} = 1 AND q.device <> 'A'",
+            f"SELECT * EXCEPT (r) FROM (SELECT device, ROW_NUMBER() {OVER_WINDOW} AS r FROM ({COUNTS})) WHERE r = 1 AND device <> 'A'",
+        ),
+        (
+            f"SELECT device, ROW_NUMBER() {OVER_WINDOW} AS r FROM ({COUNTS}) WHERE n > 0 QUALIFY ROW_NUMBER() {OVER_WINDOW} < 3",
+            f"SELECT * FROM (SELECT device, ROW_NUMBER() {OVER_WINDOW} AS r FROM ({COUNTS}) WHERE n > 0) WHERE r < 3",
+        ),
+        (
+            f"SELECT DISTINCT device FROM ({COUNTS}) QUALIFY RANK() {OVER_WINDOW} = 1",
+            f"SELECT DISTINCT device FROM (SELECT device, RANK() {OVER_WINDOW} AS rank FROM ({COUNTS})) WHERE rank = 1",
+        ),
+        (
+            "SELECT device, ts FROM readings QUALIFY count(*) OVER (PARTITION BY device ORDER BY ts) > 1",
+            "SELECT device, ts FROM (SELECT device, ts, count(*) OVER (PARTITION BY device ORDER BY ts) AS c FROM readings) WHERE c > 1",
+        ),
+    ],
+)
+def test_qualify_is_where_outside_of_the_query(qualified: str, nested: str):
+    assert columns(qualified) == columns(nested)
+    assert answer(qualified) == answer(nested) != []
+
+
+def test_qualify_has_the_plan_of_where_outside_of_the_query():
+    ranked = f"SELECT *, ROW_NUMBER() {OVER_WINDOW} AS r FROM ({COUNTS})"
+    qualified, nested = pipeline(), pipeline()
+    qualified.sql(f"{ranked} QUALIFY r <= 2 AND n > 1")
+    nested.sql(f"SELECT * FROM ({ranked}) WHERE r <= 2 AND n > 1")
+    assert qualified._graph.steps == nested._graph.steps
+
+
+def test_only_the_rows_that_qualify_are_ranked():
+    made = pipeline()
+    made.sql(f"SELECT device, n FROM ({COUNTS}) QUALIFY ROW_NUMBER() {OVER_WINDOW} <= 2")
+    (top,) = [step for step in made._graph.steps if isinstance(step, p.Top)]
+    assert top.n == 2
+    assert not any(isinstance(step, p.Filter) for step in made._graph.steps)
+
+
 def test_rank_and_dense_rank_give_equal_rows_one_number():
     made = Pipeline("p")
     rows = [("2026-01-01T00:00:00Z", x) for x in (None, 1, 1, 2, 3, 3)]
@@ -143,7 +192,12 @@ REFUSED = [
     ("SELECT ROW_NUMBER() OVER (PARTITION BY ts ORDER BY tmp) AS r FROM readings", "there is no column 'tmp'", "tmp"),
     ("SELECT device FROM readings WHERE ROW_NUMBER() OVER (ORDER BY ts) < 2", "OVER stands only in the SELECT list", "ROW_NUMBER"),
     ("SELECT device, ROW_NUMBER() OVER (ORDER BY count(*)) AS r FROM readings GROUP BY device", "OVER does not stand beside GROUP BY", "ROW_NUMBER"),
-    ("SELECT temp FROM readings QUALIFY temp > 1", "QUALIFY is not supported", "QUALIFY"),
+    ("SELECT temp FROM readings QUALIFY temp > 1", "QUALIFY is about window functions", "temp > 1"),
+    ("SELECT device, ROW_NUMBER() OVER (PARTITION BY ts ORDER BY temp) AS r FROM readings WHERE r <= 3", "r is computed after WHERE, by SELECT. Write QUALIFY", "r <= 3"),
+    ("SELECT temp * 2 AS d FROM readings WHERE d > 3", "d is computed after WHERE, by SELECT. Write the expression itself", "d > 3"),
+    ("SELECT device, count(*) AS n FROM readings WHERE n > 3 GROUP BY device", "n is computed after WHERE, by SELECT. Write HAVING", "n > 3"),
+    ("SELECT device FROM readings QUALIFY ROW_NUMBER() OVER (PARTITION BY ts ORDER BY temp) <= nope", "there is no column 'nope'", "nope"),
+    ("SELECT device, temp FROM readings QUALIFY ROW_NUMBER() OVER (PARTITION BY device ORDER BY temp) <= 2", "must keep row_number", "SELECT"),
 ]  # fmt: skip
 
 

@@ -118,9 +118,12 @@ def test_a_part_that_fails_stops_the_others(bounded: bool):
         ({"state": "here"}, "state=: pipeline fleet has two tiers"),
     ],
 )
-def test_options_that_do_not_go_with_two_tiers_are_refused(options: Any, says: str):
+def test_options_that_do_not_go_with_two_tiers_are_refused_at_once(options: Any, says: str):
+    pipeline = counted(memory(readings("a")), memory(MemorySink()))
     with pytest.raises(ConfigError, match=says):
-        counted(memory(readings("a")), memory(MemorySink())).run(**options)
+        pipeline.run(**options)
+    with pytest.raises(ConfigError, match=says):
+        pipeline.start(**options)
 
 
 def test_a_pipeline_of_one_tier_has_no_nodes():
@@ -168,3 +171,26 @@ def test_progress_explains_late_rows_and_counts_rows_that_failed_at_the_nodes():
     progress = pipeline.run(bounded=True).progress
     assert (progress.rows_late, progress.rows_failed) == (2, 1)
     assert progress.late == 'up to 15s too late; lateness="15s" at source readings would have counted them'
+
+
+def test_rolled_files_close_windows_as_in_one_tier(tmp_path: Path):
+    for minute in range(3):
+        lines = [
+            f'{{"device": "a", "ts": "2026-01-01T00:0{minute}:{second:02d}Z", "temp": 1.0}}\n' for second in (0, 30)
+        ]
+        (tmp_path / f"h{minute:02d}.jsonl").write_text("".join(lines))
+    found = MemorySink()
+    run = counted(files(str(tmp_path / "*.jsonl")), memory(found)).start(nodes=1, interval="10ms")
+    until(lambda: found.rows().height == 5, "all windows but the last", alive=lambda: run.running)
+    run.stop()
+
+
+def test_an_unbounded_run_ends_when_the_sources_of_all_nodes_have_ended():
+    source, found = MemorySource([readings("a"), []]), MemorySink()
+    run = counted(memory(source), memory(found)).start(nodes=3, interval="10ms")
+    until(lambda: run.progress is not None and run.progress.rows_in == 20, "rows", alive=lambda: run.running)
+    source.append(1, readings("b"))
+    source.end()
+    report = run.wait(180.0)
+    assert (report.outcome, report.progress.rows_in) == ("ended", 40)
+    assert sorted(found.rows().select("device", "n").rows()) == [("a", 10), ("a", 10), ("b", 10), ("b", 10)]

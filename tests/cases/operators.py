@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -658,12 +658,30 @@ class _Added(KeyedFunction):
         raise AssertionError("the call that set it left no trace")
 
 
+class _Alarmed(KeyedFunction):
+    """Raises for the only timer of each key."""
+
+    seen = ValueState("boolean")
+
+    def process(self, row: dict[str, Any], ctx: Context) -> dict[str, Any]:
+        if not self.seen.get(False):
+            ctx.set_timer("alarm", after="1s")
+            self.seen.set(True)
+        return row
+
+    def on_timer(self, timer: Timer, ctx: Context) -> None:
+        raise ValueError("an alarm")
+
+
 def _build_failing(inputs: Inputs, out: Out) -> None:
     rows = inputs.rows.filter("x >= 0", name="failing_rows")
     out("map", rows.map(_doubled, on_error="dead_letter", name="failing_map"))
     out("flat_map", rows.flat_map(_repeated, on_error="dead_letter", name="failing_flat_map"))
     out("map_batches", rows.map_batches(_tripled, on_error="dead_letter", name="failing_map_batches"))
-    out("process", rows.group_by("k").process(_Added, on_error="dead_letter", name="failing_process"))
+    by_key = rows.group_by("k")
+    out("process", by_key.process(_Added, on_error="dead_letter", name="failing_process"))
+    out("unordered", by_key.process(_Added, ordered=False, on_error="dead_letter", name="failing_unordered"))
+    out("timer", by_key.process(_Alarmed, on_error="dead_letter", name="failing_timer"))
 
 
 def _check_failing(found: Found, given: Given) -> None:
@@ -676,24 +694,35 @@ def _check_failing(found: Found, given: Given) -> None:
     }
     for kind, those in wanted.items():
         assert Counter(found(kind).iter_rows()) == Counter(those), kind
-        letters = found(f"{DEAD_LETTERS}failing_{kind}")
-        assert letters["step"].unique().to_list() == [f"failing_{kind}"]
-        at_place = [
-            given.line(partition, position)
-            for partition, position in letters.select("partition", "position").iter_rows()
-        ]
-        texts = [json.loads(text) for text in letters["text"]]
-        assert at_place == texts, f"{kind}: each letter has the place of its row"
+        texts = _failed_rows(found, given, kind)
         assert Counter(one["x"] for one in texts) == Counter(row[2] for row in bad)
-    assert letters["reason"].unique().to_list() == ["ValueError: a null"]
+    assert found(f"{DEAD_LETTERS}failing_map_batches")["reason"].unique().to_list() == ["ValueError: a null"]
     kept = Counter(row[0] for row in given.in_time if row[3] is not None)
     last = found("process").group_by("k").agg(pl.col("n").max(), pl.col("s").cast(pl.Int64).max())
     assert {k: (n, s) for k, n, s in last.iter_rows()} == {k: (n, n) for k, n in kept.items()}, (
         "a failed call left no trace"
     )
-    letters = found(f"{DEAD_LETTERS}failing_process")
-    assert letters.height == sum(row[3] is None for row in given.in_time)
-    assert letters["reason"].unique().to_list() == ["KeyError: 'n'"]
+    for kind in ("process", "unordered"):
+        texts = _failed_rows(found, given, kind)
+        assert Counter(one["x"] for one in texts) == Counter(row[2] for row in given.in_time if row[3] is None)
+        assert found(f"{DEAD_LETTERS}failing_{kind}")["reason"].unique().to_list() == ["KeyError: 'n'"]
+    alarms = found(f"{DEAD_LETTERS}failing_timer")
+    assert alarms.select("partition", "position", "reason").unique().rows() == [(None, None, "ValueError: an alarm")]
+    first: dict[Any, int] = {}
+    for k, second, *_ in given.in_time:
+        first[k] = min(first.get(k, second), second)
+    wanted_alarms = [{"key": k, "timer": "alarm", "time": at(second + 1).isoformat()} for k, second in first.items()]
+    assert _counted(json.loads(text) for text in alarms["text"]) == _counted(wanted_alarms)
+
+
+def _failed_rows(found: Found, given: Given, kind: str) -> list[dict[str, Any]]:
+    """The rows that a step has set aside; each letter names the place where its row stands."""
+    letters = found(f"{DEAD_LETTERS}failing_{kind}")
+    assert letters["step"].unique().to_list() == [f"failing_{kind}"]
+    places = letters.select("partition", "position").iter_rows()
+    texts: list[dict[str, Any]] = [json.loads(text) for text in letters["text"]]
+    assert [given.line(partition, position) for partition, position in places] == texts, kind
+    return texts
 
 
 NESTED_COUNT = "CASE WHEN n % 2 = 0 THEN map('n', n, 'one', 1L) END AS counts"
@@ -760,7 +789,7 @@ def _check_nested(found: Found, given: Given) -> None:
     assert 0 < found("waiting").height < len(rows)
 
 
-def _counted(records: list[dict[str, Any]]) -> Counter[str]:
+def _counted(records: Iterable[dict[str, Any]]) -> Counter[str]:
     return Counter(repr(sorted(record.items())) for record in records)
 
 

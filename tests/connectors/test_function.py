@@ -113,3 +113,12 @@ def test_a_plan_that_was_read_back_has_no_function():
 )
 def test_the_epoch_is_given_to_functions_that_take_it(function: Any, expected: bool):
     assert takes_epoch(function) is expected
+
+
+@pytest.mark.parametrize("function", [lambda: None, lambda a, b, c: None, lambda frame, *, place: None])
+def test_a_function_with_other_parameters_is_refused_when_it_is_given(function: Any):
+    stream = Pipeline("p").source("rows", memory([{"n": 1}]))
+    with pytest.raises(
+        PipelineError, match=r"sink out: .* is called as f\(frame\) or f\(frame, epoch\), and cannot be"
+    ):
+        stream.sink("out", function)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from fordstone import Context, KeyedFunction, Pipeline, Stream, ValueState
-from fordstone.connectors import MemorySink, memory, rows
-from fordstone.errors import FunctionError, PipelineError, TaskError
+from fordstone.connectors import MemorySink, MemorySource, memory, rows
+from fordstone.errors import FunctionError, PipelineError, SchemaError, TaskError
 from fordstone.protocol.retry import RestartPolicy
 
 SCHEMA = {"k": "string", "n": "bigint"}
@@ -115,12 +115,42 @@ def test_a_keyed_function_can_set_rows_aside_and_no_part_of_the_call_stays(tmp_p
     assert report.progress.rows_failed == 1
     (letter,) = letters(tmp_path, "totals")
     assert letter == {
-        "partition": None,
-        "position": None,
+        "partition": "memory-000000",
+        "position": 1,
         "step": "totals",
         "reason": "KeyError: 'n'",
         "text": '{"k": "b", "n": null}',
     }
+
+
+class Raises(KeyedFunction):
+    """Gives the rows on, and raises for one without a number."""
+
+    def process(self, row: dict[str, Any], ctx: Context) -> dict[str, Any]:
+        if row["n"] is None:
+            raise KeyError("n")
+        return row
+
+
+def test_rows_that_wait_are_processed_after_on_error_was_changed(tmp_path: Path):
+    given = MemorySource([[]])
+
+    def next_run(on_error: Any, *numbers: int | None) -> list[int]:
+        second = given.row_count()
+        times = [datetime(2026, 1, 1, 0, 0, second + place, tzinfo=UTC) for place in range(len(numbers))]
+        given.append(0, [{"n": n, "ts": time} for n, time in zip(numbers, times, strict=True)])
+        timed = Pipeline("p").source("rows", memory(given), schema={"n": "bigint", "ts": "timestamp"}, time="ts")
+        out = MemorySink()
+        timed.group_by().process(Raises, on_error=on_error, name="raises").sink("out", memory(out))
+        timed.pipeline.run(state=tmp_path, restart=QUICK, available_now=True)
+        return out.rows().get_column("n").to_list()
+
+    # The newest row waits, because one of the same time might follow.
+    assert next_run("fail", 0, 1, 2) == [0, 1]
+    assert next_run("dead_letter", None, 4, 5) == [2, 4]
+    assert next_run("fail", 6, 7) == [5, 6]
+    assert next_run("dead_letter", 8, None, 10) == [7, 8]
+    assert [letter["position"] for letter in letters(tmp_path, "raises")] == [3, 9]
 
 
 class Rings(KeyedFunction):
@@ -172,6 +202,65 @@ def test_a_result_that_does_not_fit_fails_its_row_only(tmp_path: Path, wrong: An
     stream = source().map(lambda row: wrong if row["n"] is None else row, on_error="dead_letter")
     report, out = run(stream, tmp_path)
     assert (out["n"].to_list(), report.progress.rows_failed) == ([1, 3, 4], 1)
+
+
+class Gives(KeyedFunction):
+    """Gives the row on, and for one without a number what does not fit."""
+
+    wrong: Any = None
+    seen = ValueState("bigint")
+
+    def process(self, row: dict[str, Any], ctx: Context) -> Any:
+        self.seen.set(self.seen.get(0) + 1)
+        return {**row, "n": self.seen.get()} if row["n"] is not None else [row, self.wrong]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"k": 7, "n": 1}, {"k": "b", "n": 2**63}, {"k": "b", "other": 1}, {"other": 1}, "text", None]
+)
+def test_a_result_of_a_keyed_function_that_does_not_fit_fails_its_row_only(tmp_path: Path, wrong: Any):
+    Gives.wrong = wrong
+    report, out = run(source().group_by("k").process(Gives, on_error="dead_letter", name="gives"), tmp_path)
+    assert sorted(out.iter_rows()) == [("a", 1), ("a", 2), ("b", 1)], "no part of the call stays"
+    assert report.progress.rows_failed == 1
+    assert [letter["position"] for letter in letters(tmp_path, "gives")] == [1]
+
+
+@pytest.mark.parametrize(
+    "stream", [lambda: source().map(lambda row: {**row, "n": "x"}), lambda: source().group_by("k").process(Wrong)]
+)
+def test_a_result_that_does_not_fit_is_shown_with_its_column_and_type(tmp_path: Path, stream: Any):
+    with pytest.raises(SchemaError) as caught:
+        run(stream(), tmp_path)
+    first, *others = str(caught.value).splitlines()
+    assert first.endswith("the function gave n='x', which is not of the declared type bigint:")
+    assert others == ['  {"k": "a", "n": "x"}', "Correct the function, or declare schema=."]
+
+
+class Wrong(KeyedFunction):
+    def process(self, row: dict[str, Any], ctx: Context) -> dict[str, Any]:
+        return {**row, "n": "x"}
+
+
+def test_an_async_function_of_rows_is_refused_when_it_is_given():
+    async def later(row: dict[str, Any]) -> dict[str, Any]:
+        return row
+
+    with pytest.raises(PipelineError, match="step map: later is async, and map does not wait for it"):
+        source().map(later)  # type: ignore[arg-type]
+
+    async def several(row: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        yield row
+
+    with pytest.raises(PipelineError, match="step flat_map: several is async"):
+        source().flat_map(several)  # type: ignore[arg-type]
+
+    class Later(KeyedFunction):
+        async def process(self, row: dict[str, Any], ctx: Context) -> Any:  # type: ignore[override]
+            return row
+
+    with pytest.raises(PipelineError, match=r"Later\.process is async, and process does not wait for it"):
+        source().group_by("k").process(Later)
 
 
 def test_flat_map_counts_a_row_only_if_all_of_its_records_fit(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -14,12 +15,24 @@ from tests.spark.runs import EdgeSide
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, MemorySource, files, memory, stdout
+from fordstone.connectors.base import (
+    ConnectorKind,
+    ConnectorSpec,
+    Delivery,
+    OpenContext,
+    Reader,
+    Source,
+    SourceOptions,
+)
 from fordstone.connectors.lookup_table import read_table
-from fordstone.errors import FordstoneError, SourceError
+from fordstone.connectors.registry import register
+from fordstone.errors import FordstoneError, SourceError, TaskError
 from fordstone.lang.schema import Schema
+from fordstone.plan.ids import PartitionId, Position
 from fordstone.plan.plan import Plan
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.planner.explain import explain
+from fordstone.protocol.retry import RestartPolicy
 
 
 @pytest.mark.slow
@@ -115,6 +128,57 @@ def test_a_table_that_is_not_there_or_not_whole_is_an_error_with_the_steps_name(
     bad.write_text("k,n\na,1\nb,x\n")
     with pytest.raises(FordstoneError, match=r"(?s)step names: .*bad.csv at .*A table must be whole"):
         lookup_in(bad, tmp_path)
+
+
+class FailingTable(Source):
+    """A table that another system has: reading it raises each time."""
+
+    error: Exception = ValueError()
+    reads = 0
+
+    def partitions(self) -> list[PartitionId]:
+        return [PartitionId("all")]
+
+    def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
+        type(self).reads += 1
+        raise type(self.error)(*self.error.args)
+
+
+class FailingKind(ConnectorKind):
+    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
+        return Delivery.EXACTLY_ONCE
+
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
+        return FailingTable()
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "reads"),
+    [
+        (ValueError("no"), "step names: the table of the lookup cannot be read: ValueError: no.", 1),
+        (
+            ConnectionError("away"),
+            r"pipeline p failed 3 times in a row; the last time: ConnectionError('away'), in step names, while the table of the lookup was read.",
+            3,
+        ),
+    ],
+)
+def test_a_table_whose_connector_raises_is_one_error_with_one_traceback_of_the_connector(
+    error: Exception, says: str, reads: int
+):
+    register("failing_table", FailingKind)
+    FailingTable.error, FailingTable.reads = error, 0
+    rows = Pipeline("p").source("rows", memory([{"k": "a"}]))
+    table = ConnectorSpec(kind="failing_table", options={})
+    rows.lookup(table, on="k", schema={"k": "string", "n": "int"}, name="names").sink("out", memory(MemorySink()))
+    with pytest.raises(TaskError) as caught:
+        rows.pipeline.run(bounded=True, restart=RestartPolicy(failures_max=2, wait_first_us=1_000, wait_max_us=1_000))
+    assert str(caught.value) == says
+    assert FailingTable.reads == reads
+    cause = caught.value.__cause__
+    assert repr(cause) == repr(error)
+    assert cause is not None
+    assert [frame.name for frame in traceback.extract_tb(cause.__traceback__)] == ["open"]
 
 
 def test_a_table_in_a_file_is_read_once_a_process_until_the_file_changes(tmp_path):

@@ -311,7 +311,15 @@ def test_a_function_is_not_made_before_there_is_something_to_do():
     operator = made(Costly, out=COUNTED)
     operator.on_watermark(5)
     barrier(operator)
-    assert set(operator.states()) == {"waiting", "state_n", "state_all", "state_by_op", "timers", "clocks"}
+    assert set(operator.states()) == {
+        "waiting",
+        "identified",
+        "state_n",
+        "state_all",
+        "state_by_op",
+        "timers",
+        "clocks",
+    }
     calls(operator, ("a", 6, "", 0))
     with pytest.raises(AssertionError, match="made"):
         operator.on_watermark(7)

@@ -215,10 +215,11 @@ class Pipeline:
 
     def _work(self, config: RunConfig | None, nodes: int | None, options: RunOptions) -> Work:
         """What runs the pipeline as it is declared now."""
-        from fordstone.api.tiers import run_here  # noqa: PLC0415 - running is above declaring
+        from fordstone.api.tiers import check_options, run_here  # noqa: PLC0415 - running is above declaring
         from fordstone.edge.config import run_config  # noqa: PLC0415
 
         plan, functions, given = self.plan(), self.functions, run_config(config, options)
+        check_options(plan, given, nodes)
         return lambda show, stop: run_here(plan, functions, given, nodes=nodes, on_progress=show, stop=stop)
 
 

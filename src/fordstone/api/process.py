@@ -147,6 +147,11 @@ def declared_states(function: Any, step: str) -> tuple[p.KeyedState, ...]:
         raise PipelineError(f"step {step}: process takes a class that derives from KeyedFunction; this is {given}.")
     if function.process is KeyedFunction.process:
         raise PipelineError(f"step {step}: {function.__name__} has no process(row, ctx).")
+    for method in (function.process, function.on_timer):
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            raise PipelineError(
+                f"step {step}: {method.__qualname__} is async, and process does not wait for it. Write it without async."
+            )
     needed = [
         name
         for name, parameter in inspect.signature(function).parameters.items()

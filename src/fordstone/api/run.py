@@ -106,7 +106,13 @@ class Run:
 
     def __await__(self) -> Generator[Any, None, Report]:
         """`await run` is `run.wait()` without blocking the event loop. A task that is cancelled leaves the run as it is."""
-        return asyncio.shield(asyncio.wrap_future(self._over)).__await__()
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Report:
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self._over))
+        except FordstoneError as error:
+            raise shortened(error) from error.__cause__
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ A step is checked when it is added. Nothing runs until the pipeline is run.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +21,7 @@ from fordstone.api.process import KeyedFunction, declared_states
 from fordstone.connectors.base import SinkStream, live_of
 from fordstone.connectors.function import function_sink
 from fordstone.connectors.lookup_table import inline_spec, read_table
-from fordstone.connectors.memory import checked_rows, inferred_schema, memory, to_pandas
+from fordstone.connectors.memory import MemorySource, checked_rows, inferred_schema, memory, to_pandas
 from fordstone.connectors.registry import open_sink, source_delivery
 from fordstone.connectors.stdout import stdout
 from fordstone.errors import ConfigError, FordstoneError, PipelineError
@@ -365,7 +366,10 @@ class Stream:
                     f"sink {name}: {connector!r} is neither a connector nor a function. Use one of fordstone.connectors, as in "
                     f"files({name!r}, format='jsonl')."
                 )
-            connector = function_sink(connector)
+            try:
+                connector = function_sink(connector)
+            except ConfigError as error:
+                raise PipelineError(f"sink {name}: {error}") from None
         self._add(p.Sink(name=name, input=self._at, connector=connector, release=release))
 
     def join(
@@ -552,6 +556,11 @@ class Stream:
             raise PipelineError(
                 f"step {named}: {function!r} is not a function. "
                 f"Give a function that takes a {'frame' if kind == 'map_batches' else 'record'}."
+            )
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise PipelineError(
+                f"step {named}: {function.__name__} is async, and {kind} does not wait for it. Write a function without async; rows for an async "
+                "function leave by sink(name, function)."
             )
         path = self._graph.register(function)
         given = Schema.of(schema).to_dict() if schema is not None else self.schema.to_dict()
@@ -840,8 +849,13 @@ def table_of(
             raise ConfigError('a lookup needs the columns of its table: schema={"device": "string", "site": "string"}.')
         source_delivery(table)
         columns = Schema.of(schema)
+        live = live_of(table)
+        if isinstance(live, MemorySource) and not live.replays:
+            raise ConfigError(
+                "a generator is not a table, which is read whole before the first row. Give its rows as a list."
+            )
         # What lives in this process would not be there where the plan is read.
-        return (table if live_of(table) is None else inline_spec(read_table(table, columns))), columns
+        return (table if live is None else inline_spec(read_table(table, columns))), columns
     try:
         rows = checked_rows(table, "lookup")
     except ConfigError:

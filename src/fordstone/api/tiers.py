@@ -2,13 +2,14 @@
 
 The parts are the same as on several machines: a real hub at a port of this machine, the edge engine for the nodes and for the center. The order
 of starting and stopping is that of `fordstone run`: a bounded run is the nodes to their end, then the center; on a stop the nodes
-finish first and send what they have, then the center, then the hub.
+finish first and send what they have, then the center, then the hub. If the nodes of an unbounded run have come to the end of their sources, the
+center stops, and reads the rest as bounded input. The center starts when the hub knows all nodes.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -26,7 +27,7 @@ from fordstone.connectors.registry import capabilities
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.assembly import ConnectorOpener, Job
 from fordstone.edge.run import refuse_earlier_output, run
-from fordstone.errors import ConfigError, HubError, NotInstalledError
+from fordstone.errors import ConfigError, HubAwayError, HubError, NotInstalledError
 from fordstone.hub.client.address import HubAddress
 from fordstone.operators.base import Functions
 from fordstone.plan import plan as p
@@ -36,6 +37,8 @@ from fordstone.runtime.fresh import set_aside, to_set_aside
 from fordstone.runtime.signals import Signals, StopRequest
 
 CENTER: Final = "center"
+FOLLOWING: Final = "following center"
+"""The center as long as the nodes of an unbounded run work."""
 LOOK_SECONDS: Final = 0.02
 HUB_START_SECONDS: Final = 60.0
 HUB_STOP_SECONDS: Final = 30.0
@@ -51,14 +54,9 @@ def run_here(
     stop: StopRequest | None = None,
 ) -> Report:
     """Run a plan in this process, whether it has one tier or two. `nodes`: of two tiers, the number of nodes."""
+    check_options(plan, config, nodes)
     if not plan.tiered:
-        if nodes is not None:
-            raise ConfigError(
-                f"nodes={nodes}: pipeline {plan.pipeline} has one tier, which runs as one node. Add .to_center(), or leave nodes= out; "
-                "parallelism= divides the work."
-            )
         return run(plan, functions, config, on_progress=on_progress, stop=stop)
-    check_tier_options(plan, config, nodes)
     if config.fresh:
         set_aside(to_set_aside(plan, []))
         config = replace(config, fresh=False)
@@ -74,8 +72,15 @@ def run_here(
             tiers.stop()
 
 
-def check_tier_options(plan: p.Plan, config: RunConfig, nodes: int | None) -> None:
-    """Raise if a pipeline of two tiers cannot run in one process with these options."""
+def check_options(plan: p.Plan, config: RunConfig, nodes: int | None) -> None:
+    """Raise if a pipeline cannot run in one process with these options."""
+    if not plan.tiered:
+        if nodes is not None:
+            raise ConfigError(
+                f"nodes={nodes}: pipeline {plan.pipeline} has one tier, which runs as one node. Add .to_center(), or leave nodes= out; "
+                "parallelism= divides the work."
+            )
+        return
     if nodes is not None and nodes < 1:
         raise ConfigError(f"nodes={nodes} must be at least 1.")
     if config.available_now:
@@ -117,28 +122,46 @@ class _Tiers:
     def run(self, stop: StopRequest, on_progress: OnProgress | None) -> Report:
         for number, name in enumerate(self._names):
             self._start_node(number, name)
-        if not self._config.bounded:
-            self._start_center()
         while True:
             self._raise_failure()
             if on_progress is not None and (progress := self._progress()) is not None:
                 on_progress(progress)
             if stop.stop_requested:
                 return self._report("stopped")
-            if not any(part.running for part in self._parts.values()):
-                if self._center is None or CENTER in self._parts:
+            if not any(self._parts[name].running for name in self._names):
+                if self._center is None or (CENTER in self._parts and not self._parts[CENTER].running):
                     return self._report("ended")
-                self._start_center()
+                if CENTER not in self._parts:
+                    self._stop([FOLLOWING])
+                    self._start_center(CENTER, bounded=True)
+            elif not self._config.bounded and FOLLOWING not in self._parts and self._all_nodes_known():
+                self._start_center(FOLLOWING, bounded=False)
             stop.wait(LOOK_SECONDS)
+
+    def _all_nodes_known(self) -> bool:
+        """Whether the hub has an epoch of each node. A center that began before would not wait for the others, whose rows might be late."""
+        from fordstone.hub.client.client import HubClient  # noqa: PLC0415 - pipelines of one tier need no client
+
+        client = HubClient(self._hub)
+        try:
+            known = {node.node for node in client.nodes().nodes if node.head}
+        except HubAwayError:
+            return False
+        finally:
+            client.close()
+        return known.issuperset(self._names)
 
     def stop(self) -> None:
         """Stop what runs: the nodes send what they have, then the center finishes its epoch."""
-        for names in (self._names, [CENTER]):
-            runs = [self._parts[name] for name in names if name in self._parts]
-            for part in runs:
-                part.request_stop()
-            for part in runs:
-                part.join()
+        self._stop(self._names)
+        self._stop([FOLLOWING, CENTER])
+
+    def _stop(self, names: Sequence[str]) -> None:
+        runs = [self._parts[name] for name in names if name in self._parts]
+        for part in runs:
+            part.request_stop()
+        for part in runs:
+            part.join()
 
     def _start_node(self, number: int, name: str) -> None:
         config = replace(self._config, node=name, state=self._folder / name, hub=self._hub)
@@ -156,16 +179,16 @@ class _Tiers:
 
         self._parts[name] = Run(f"{plan.pipeline}-{name}", work)
 
-    def _start_center(self) -> None:
+    def _start_center(self, name: str, *, bounded: bool) -> None:
         center = self._center
         if center is None:
             return
-        config = replace(self._config, node=CENTER, state=self._folder / CENTER)
+        config = replace(self._config, node=CENTER, state=self._folder / CENTER, bounded=bounded)
 
         def work(show: OnProgress | None, stop: StopRequest | None) -> Report:
             return run(center, self._functions, config, on_progress=show, stop=stop)
 
-        self._parts[CENTER] = Run(f"{center.pipeline}-{CENTER}", work)
+        self._parts[name] = Run(f"{center.pipeline}-{CENTER}", work)
 
     def _raise_failure(self) -> None:
         for part in self._parts.values():
@@ -191,13 +214,13 @@ class _Tiers:
         found = [progress for progress in known.values() if progress is not None]
         if not found:
             return None
-        last = known.get(CENTER) or found[-1]
+        last = known.get(CENTER) or known.get(FOLLOWING) or found[-1]
         return msgspec.structs.replace(
             last,
             pipeline=self._plan.pipeline,
             held_back=next((one.held_back for one in (last, *found) if one.held_back is not None), None),
             late="; ".join(dict.fromkeys(one.late for one in found if one.late is not None)) or None,
-            rows_in=sum(progress.rows_in for name, progress in known.items() if progress and name != CENTER),
+            rows_in=sum(progress.rows_in for name in self._names if (progress := known[name])),
             **{
                 name: sum(getattr(progress, name) for progress in found)
                 for name in (

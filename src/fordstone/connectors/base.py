@@ -171,6 +171,14 @@ class Source(ABC):
         del partition, position
         return Idleness.EXPECTED
 
+    def ended(self) -> bool:
+        """Return whether no partition will be added, and each present one ends where its reader says so (`Chunk.ended`).
+
+        Called at the end of epochs of unbounded input; must not wait. Once true, it stays true. A run ends by itself when all its
+        sources have ended and were read to their ends, as a bounded one does. By default there may always be more.
+        """
+        return False
+
     def series(self, partition: PartitionId) -> Sequence[SeriesPlace]:
         """Return the series that a partition may belong to, by its name: in a series, later partitions continue earlier ones.
 

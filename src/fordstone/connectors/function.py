@@ -31,7 +31,15 @@ _POSITIONAL: Final = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSIT
 
 
 def function_sink(function: Callable[..., object]) -> ConnectorSpec:
-    """Make a spec that carries a function."""
+    """Make a spec that carries a function. Raises `ConfigError` if it cannot be called with a frame, or a frame and an epoch."""
+    try:
+        inspect.signature(function).bind(*("frame", "epoch")[: 1 + takes_epoch(function)])
+    except ValueError:
+        pass  # written in C, without a signature
+    except TypeError as error:
+        raise ConfigError(
+            f"{_name_of(function)} is called as f(frame) or f(frame, epoch), and cannot be: {error}. Change its parameters."
+        ) from None
     return LiveSpec.around(function, kind=KIND, options={"function": _name_of(function)})
 
 

@@ -168,7 +168,8 @@ def _frame_of_records(records: Sequence[Mapping[str, Any]], count: int) -> pl.Da
 class MemorySource:
     """Partitions of rows that a test holds in its hand. May be added to and ended while it is read, from any thread.
 
-    A bounded run reads what is there at its start. With `live=True` it reads to the end: until `end` is called.
+    A bounded run reads what is there at its start. With `live=True` it reads to the end: until `end` is called. An unbounded run ends when
+    `end` was called for all partitions of all its sources.
     """
 
     def __init__(self, partitions: Iterable[object] = (), *, live: bool = False) -> None:
@@ -176,6 +177,7 @@ class MemorySource:
         self._lock = threading.Lock()
         self._pieces: list[list[Rows]] = []
         self._ended: list[bool] = []
+        self._all_ended = False
         for rows in partitions:
             self.append(self.add_partition(), rows)
 
@@ -227,6 +229,8 @@ class MemorySource:
     def add_partition(self) -> int:
         """Begin another partition and give its number."""
         with self._lock:
+            if self._all_ended:
+                raise ConfigError("the memory source has ended: partitions can no longer be added.")
             self._pieces.append([])
             self._ended.append(False)
             return len(self._pieces) - 1
@@ -240,10 +244,17 @@ class MemorySource:
             self._pieces[partition].append(checked)
 
     def end(self, partition: int | None = None) -> None:
-        """Say that nothing more will come in a partition, or in all of them."""
+        """Say that nothing more will come in a partition; without a number, in the whole source, which then takes no new partition."""
         with self._lock:
+            self._all_ended = self._all_ended or partition is None
             for number in range(len(self._ended)) if partition is None else (partition,):
                 self._ended[number] = True
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come at all: `end()` was called."""
+        with self._lock:
+            return self._all_ended
 
     def partition_count(self) -> int:
         with self._lock:
@@ -389,6 +400,9 @@ class _OpenSource(Source):
             return ""
         pieces, _ = self._live.pieces(number, 0)
         return _identity(pieces, sum(map(len, pieces)), position, self._options.schema)
+
+    def ended(self) -> bool:
+        return self._live.ended
 
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
         for cut in cuts.values():

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from fordstone.connectors.base import Idleness, Reader, ReadPlan, Source
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.plan.ids import PartitionId, Position
+from fordstone.protocol.partitions import SeriesPlace
 
 
 class Distribution:
@@ -41,6 +42,12 @@ class PartOfSource(Source):
     def partitions(self) -> Sequence[PartitionId]:
         return self._distribution.part(self._source.partitions(), self._node)
 
+    def restore(self, cuts: Mapping[str, PartitionCut]) -> None:
+        self._source.restore(cuts)
+
+    def identity(self, partition: PartitionId, position: Position) -> str:
+        return self._source.identity(partition, position)
+
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         return self._source.open(partition, position, with_positions=with_positions)
 
@@ -49,6 +56,15 @@ class PartOfSource(Source):
 
     def idleness(self, partition: PartitionId, position: Position) -> Idleness:
         return self._source.idleness(partition, position)
+
+    def ended(self) -> bool:
+        return self._source.ended()
+
+    def series(self, partition: PartitionId) -> Sequence[SeriesPlace]:
+        return self._source.series(partition)
+
+    def plan_rest(self, partition: PartitionId, position: Position) -> Position | None:
+        return self._source.plan_rest(partition, position)
 
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
         self._source.ack(cuts)

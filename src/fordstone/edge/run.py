@@ -117,7 +117,9 @@ def run(
     opener: Callable[[Job], ConnectorOpener] | None = None,
     **options: Unpack[RunOptions],
 ) -> Report:
-    """Run until bounded input ends, until what exists now has been read (`available_now`), or until a stop is requested.
+    """Run until the input ends, until what exists now has been read (`available_now`), or until a stop is requested.
+
+    Bounded input ends with what is there at the start, other input when each source says so (`Source.ended`).
 
     The stop is requested by `stop` if it is given, else by SIGINT or SIGTERM. `on_progress` is called about 20 times a second. `opener`
     opens sources and sinks in another way than the plan says. Without a state directory the run has a temporary one: it reads nothing
@@ -247,9 +249,9 @@ def _run_engine(
     def report(outcome: Literal["ended", "stopped", "already_ended"]) -> Report:
         return Report(pipeline=plan.pipeline, outcome=outcome, progress=progress(), resumed_from=resumed_from)
 
-    if engine.time_has_ended and not config.bounded:
+    if engine.time_has_ended and not engine.input_has_ended:
         raise EndedError(
-            f"pipeline {plan.pipeline} has ended: with epoch {engine.writer.epoch} its bounded input was read to the end and all its "
+            f"pipeline {plan.pipeline} has ended: with epoch {engine.writer.epoch} its input was read to the end and all its "
             "windows were closed, so every further row would be late. Add --fresh (in Python: fresh=True) to start over with all input: it "
             "sets aside the state and the outputs."
         )

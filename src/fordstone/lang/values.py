@@ -77,6 +77,7 @@ class UnfitError(SchemaError):
     def __init__(self, row: int, column: str, problem: Exception) -> None:
         super().__init__(f"column {column}: {problem}")
         self.row = row
+        self.column = column
 
 
 def microseconds_of(time: Any) -> int:

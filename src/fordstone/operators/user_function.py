@@ -16,7 +16,15 @@ from fordstone.errors import FordstoneError, SchemaError, TaskError
 from fordstone.lang.schema import Schema
 from fordstone.lang.values import UnfitError, frame_of_rows
 from fordstone.operators.base import ROW_ID, ROW_WATERMARK, Emit, Emits, Moment, Operator, by_watermark
-from fordstone.operators.dead_letter import DEAD, Failed, function_error, letters_of, reason_of
+from fordstone.operators.dead_letter import (
+    DEAD,
+    SHOWN_CHARS_MAX,
+    Failed,
+    function_error,
+    letters_of,
+    reason_of,
+    row_text,
+)
 from fordstone.plan import plan as p
 from fordstone.state.base import State
 
@@ -194,8 +202,8 @@ class BatchFunction(UserFunction):
             return given.select(pl.col(name).cast(kind.polars) for name, kind in schema.items())
         except pl.exceptions.PolarsError as error:
             raise SchemaError(
-                f"step {step}: map_batches gave values that are not of the declared type: {error}"
-            ) from error
+                f"step {step}: map_batches gave values that are not of the declared type: {str(error).partition(chr(10))[0]}"
+            ) from None
 
 
 def user_function(step: p.Function, function: Callable[..., Any]) -> UserFunction:
@@ -215,8 +223,10 @@ def frame_of(records: Sequence[Record], schema: Schema, step: str) -> pl.DataFra
     try:
         return frame_of_rows([[record.get(name) for name in schema] for record in records], schema)
     except UnfitError as error:
+        record = records[error.row]
         raise SchemaError(
-            f"step {step}: the function gave a value that is not of the declared type: {error}."
+            f"step {step}: the function gave {error.column}={record[error.column]!r}, which is not of the declared type "
+            f"{schema[error.column]}:\n  {row_text(record)[:SHOWN_CHARS_MAX]}\nCorrect the function, or declare schema=."
         ) from None
 
 

@@ -122,15 +122,16 @@ def build_graph(plan: p.Plan, parallelism: int) -> Graph:
 def steps_with_ids(plan: p.Plan) -> frozenset[str]:
     """The steps whose rows need ids: those on the way to a sink that releases at once, back to the window or source.
 
-    Also those on the way to a function whose failed rows are set aside, if each of its rows comes of one row of a source: by the id
-    they are found in the input again.
+    Also those on the way to a function whose failed rows are set aside, and that function itself, if each of its rows comes of one
+    row of a source: by the id they are found in the input again.
     """
     sinks = [step.name for step in plan.steps if isinstance(step, p.Sink) and step.release == "at_once"]
     found = {*sinks, *(step.name for sink in sinks for step in plan.upstream(sink, stop_at=(p.Aggregate,)))}
     for step in plan.steps:
         before = plan.upstream(step.name)
-        if isinstance(step, p.Function) and step.has_dead_letters and not any(map(_loses_ids, before)):
-            found |= {above.name for above in before}
+        sets_aside = isinstance(step, p.Function | p.Process) and step.has_dead_letters
+        if sets_aside and not any(map(_loses_ids, before)):
+            found |= {step.name, *(above.name for above in before)}
     return frozenset(found)
 
 

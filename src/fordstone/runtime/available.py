@@ -38,7 +38,7 @@ def read_targets(
 
 
 def check_nothing_new(pipeline: str, cut: Cut, sources: Mapping[str, Source]) -> None:
-    """Raise if bounded input, which was read to the end at this cut, has grown since. `sources` are opened as bounded."""
+    """Raise if input that was read to the end at this cut has grown since. `sources` are opened as bounded, or have ended."""
     for name, source in sources.items():
         known = cut.sources.get(name, SourceCut(partitions={})).partitions
         source.restore(known)
@@ -46,7 +46,7 @@ def check_nothing_new(pipeline: str, cut: Cut, sources: Mapping[str, Source]) ->
             position = known[partition].position if partition in known else 0
             if source.plan_read(partition, Position(position), 1).position > position:
                 raise EndedError(
-                    f"pipeline {pipeline} has ended: with epoch {cut.epoch} its bounded input was read to the end. Source {name} has new "
+                    f"pipeline {pipeline} has ended: with epoch {cut.epoch} its input was read to the end. Source {name} has new "
                     f"input since, in {partition}, and a run that has ended cannot take it in.\n"
                     "To start over with all input, add --fresh (in Python: fresh=True): it sets aside the state and the outputs. To read only "
                     "what is new with every run, use --available-now (available_now=True) instead of --bounded; the first time with --fresh."

@@ -27,6 +27,7 @@ from fordstone.lang.sql.syntax import (
     Derived,
     Expr,
     Matched,
+    Name,
     Named,
     Query,
     Select,
@@ -223,6 +224,8 @@ class _Builder:
     # SELECT
 
     def _select(self, select: Select, names: Names, name: str | None, bounds: RankBounds) -> Stream:
+        if select.qualify is not None:
+            select = self._qualified(select, select.qualify)
         if not select.distinct:
             return self._selected(select, names, name, bounds)
         if select.limited is not None:
@@ -230,6 +233,36 @@ class _Builder:
         stream = self._selected(select, names, None, bounds)
         with placed(self._text, select.at):
             return stream.distinct(name=name)
+
+    def _qualified(self, select: Select, condition: Expr) -> Select:
+        """SELECT ... QUALIFY c as SELECT * FROM (SELECT ...) WHERE c. Window functions in c become columns inside that are left out outside."""
+        items = [split_alias(item.tree) for item in select.items if isinstance(item, Expr)]
+        if not has_over(condition.tree) and not any(has_over(body) for body, _ in items):
+            raise self._fail(
+                "QUALIFY is about window functions, such as ROW_NUMBER() OVER (...). Write WHERE.", condition.at
+            )
+        known = [(body, alias) for body, alias in items if alias is not None]
+        hidden: list[tuple[exp.Expr, str]] = []
+        where = exp.Paren(this=condition.tree.copy())
+        for node in list(where.find_all(exp.Window)):
+            name = next((alias for body, alias in (*known, *hidden) if body == node), None)
+            if name is None:
+                name = free_name(str(node.this.args["this"]).lower(), {alias for _, alias in (*known, *hidden)})
+                hidden.append((node.copy(), name))
+            node.replace(column(name))
+        added = [Expr(tree=named(body, name), at=condition.at) for body, name in hidden]
+        inner = replace(select, items=(*select.items, *added), qualify=None, distinct=False)
+        table = select.table
+        alias = table.alias or (table.name if isinstance(table, Named) else None)
+        return Select(
+            items=(Star(at=select.at, less=tuple(Name(text=name, at=condition.at) for _, name in hidden)),),
+            table=Derived(
+                query=Query(parts=(inner,), at=select.at), at=select.at, alias=None if select.joins else alias
+            ),
+            where=Expr(tree=where.this, at=condition.at),
+            distinct=select.distinct,
+            at=select.at,
+        )
 
     def _selected(self, select: Select, names: Names, name: str | None, bounds: RankBounds) -> Stream:
         wanted = None if select.where is None or select.joins else rank_bounds(select.where.tree)
@@ -247,6 +280,7 @@ class _Builder:
             )
         everything = not aggregated and self._everything(select, scope, stream)
         if select.where is not None:
+            self._check_not_selected(select, select.where, stream)
             last = everything and name is not None
             stream = self._filtered(stream, scope, select.where, windowed, name if last else None)
         if aggregated:
@@ -268,6 +302,21 @@ class _Builder:
         # A join with a table may have added a column that has no name in the query.
         named = sum(len(member.columns) for member in scope.members) >= len(stream.schema)
         return (only.table is None and named) or len(scope.members) == 1
+
+    def _check_not_selected(self, select: Select, where: Expr, stream: Stream) -> None:
+        """Raise if WHERE names what SELECT computes after it."""
+        items = (split_alias(item.tree) for item in select.items if isinstance(item, Expr))
+        computed = {alias: body for body, alias in items if alias is not None and alias not in stream.schema}
+        for node in where.tree.find_all(exp.Column):
+            name = column_name(node)
+            if name not in computed:
+                continue
+            instead = "Write the expression itself, or write the query in FROM, and WHERE outside of it."
+            if has_over(computed[name]):
+                instead = "Write QUALIFY in place of WHERE, or write the query in FROM, and WHERE outside of it."
+            elif has_aggregate(computed[name]):
+                instead = "Write HAVING after GROUP BY."
+            raise self._fail(f"{name} is computed after WHERE, by SELECT. {instead}", offset_of(node))
 
     def _filtered(
         self, stream: Stream, scope: Scope, where: Expr, windowed: Windowed | None, name: str | None

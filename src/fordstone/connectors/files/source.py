@@ -73,7 +73,7 @@ class FileSource(Source):
         if not found:
             raise SourceError(
                 f"no file matches {self._settings.path!r} (working directory {Path.cwd()}).\n"
-                "Correct the path. A run that is not bounded waits for files."
+                "Correct the path. A source of an unbounded run waits for files."
             )
         self._found = found
         return found

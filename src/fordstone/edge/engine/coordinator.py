@@ -40,6 +40,21 @@ class SourceShare:
         """The known partitions that are not there any more. One that declares its time may come back."""
         return frozenset() if self.tasks[0].source_step.declares_time else frozenset(self.known.difference(found))
 
+    def has_ended(self, snapshots: Sequence[TaskSnapshot]) -> bool:
+        """Whether the source has ended, and an epoch with these snapshots has all of its rows. Nobody waits for a control table."""
+        step = self.tasks[0].source_step
+        if step.replaces:
+            return True
+        if not self.source.ended():
+            return False
+        cuts = [
+            snapshot.source.partitions
+            for snapshot in snapshots
+            if snapshot.source and snapshot.source.step == step.name
+        ]
+        done = {name for partitions in cuts for name, cut in partitions.items() if cut.done}
+        return done.issuperset(self.known) and done.issuperset(self.source.partitions())
+
     def followers(self) -> dict[str, Follower]:
         """The partitions that a later one of their series continues. They may be read by other tasks than it."""
         ends = frozenset[str]().union(*(task.ends() for task in self.tasks))
@@ -134,6 +149,11 @@ class Coordinator:
         self._settled = self._settled or self._settling
         if sealing.last:
             self.over = True
+        elif not (self._bounded or self._available_now) and self._input_has_ended(sealing):
+            # The next epoch has no rows. It is the last, and recorded as one of bounded input: a replay comes to the same end.
+            self._bounded = True
+            for task in self._source_tasks():
+                task.end_input()
         self._resume()
         # Last, because from here on the coordinator's own thread may begin the next attempt.
         self._committing = False
@@ -247,6 +267,10 @@ class Coordinator:
                 now_us=self._now_us,
             )
         )
+
+    def _input_has_ended(self, sealing: Sealing) -> bool:
+        tables = [share.tasks[0].source_step.replaces for share in self._sources.values()]
+        return not all(tables) and all(share.has_ended(sealing.snapshots) for share in self._sources.values())
 
     def _give_up(self) -> None:
         self._running = False

@@ -123,13 +123,21 @@ class Engine:
         timed = any(isinstance(step, p.Source) and has_event_time(step) for step in self.plan.steps)
         return manifest is not None and manifest.cut.ended and timed
 
+    @property
+    def input_has_ended(self) -> bool:
+        """Whether there can be no more input than there is: it is bounded, or all sources have ended."""
+        return self.config.bounded or all(source.ended() for source in self._streams().values())
+
     def check_nothing_new(self) -> None:
         """Raise if there is input that the run which has ended did not read."""
         manifest = self.resumption.manifest
-        tables = {step.name for step in self.plan.steps if isinstance(step, p.Source) and step.replaces}
-        sources = {name: source for name, source in self.sources.items() if name not in tables}
         if manifest is not None:
-            check_nothing_new(self.plan.pipeline, manifest.cut, sources)
+            check_nothing_new(self.plan.pipeline, manifest.cut, self._streams())
+
+    def _streams(self) -> dict[str, Source]:
+        """The sources without control tables."""
+        tables = {step.name for step in self.plan.steps if isinstance(step, p.Source) and step.replaces}
+        return {name: source for name, source in self.sources.items() if name not in tables}
 
     @property
     def ended(self) -> bool:

@@ -351,6 +351,7 @@ class SourceTask(ReadingTask):
         self._paused = False
         self._asked = False
         self._refused = False
+        self._all_ended = False
         self.caught_up = False
         """Whether everything up to the targets has been read. Read by the coordinator, too."""
         self._looked_us = parts.clock.monotonic_us()
@@ -368,6 +369,11 @@ class SourceTask(ReadingTask):
         self._paused = paused
         self.wake()
 
+    def end_input(self) -> None:
+        """All sources have ended, and the last sealed epoch has all their rows: from here on, input is as bounded input at its end."""
+        self._all_ended = True
+        self.wake()
+
     # Called by the scheduler.
 
     @property
@@ -381,6 +387,9 @@ class SourceTask(ReadingTask):
             self._start()
             self._flush()
             return True
+        if self._all_ended and not self.finished:
+            # Before any barrier: a replay of the epoch, which is recorded as one of bounded input, comes to this end as well.
+            return not blocked and self._end()
         if self._orders and self._announced and (not blocked or self._orders[0].barrier.overtakes):
             self._take_order(self._orders.popleft())
             self._flush()
@@ -411,6 +420,17 @@ class SourceTask(ReadingTask):
         )
         self._announce_time()
         self._announced = True
+
+    def _end(self) -> bool:
+        """Let time go to its end. Rows of a control table that were not read change nothing any more."""
+        if self._live.reservation is not None and not self._timeless and not self._reserve("", 0, TIME_MAX_US):
+            return False
+        self._bounded = True
+        for partition in self._share.partitions.values():
+            partition.idle, partition.done = False, True
+        self._announce_time()
+        self._flush()
+        return True
 
     def _take_order(self, order: BarrierOrder) -> None:
         now_us = self._clock.monotonic_us()
@@ -454,6 +474,8 @@ class SourceTask(ReadingTask):
             if chunk.ended:
                 # Of input that continues, the end counts from the barrier on: all later tasks see it at one place.
                 partition.done, partition.ended = self._bounded, not self._bounded
+                if partition.ended and self._setup.source.ended():
+                    self._reports.request_barrier()
             self._announce_time()
             return True
         return self._look_at_silence()

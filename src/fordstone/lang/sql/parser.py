@@ -67,7 +67,6 @@ _REFUSED_CLAUSES: Final = {
     "DISTRIBUTE BY": "rows are brought together by GROUP BY.",
     "OFFSET": "a stream has no end. Skip rows where you read the result.",
     "FETCH": "write LIMIT, after GROUP BY with a window and ORDER BY.",
-    "QUALIFY": "write the query with OVER in FROM, and the condition in WHERE outside of it.",
     "WINDOW": "write what the window is after each OVER: OVER (PARTITION BY ... ORDER BY ...).",
     "LATERAL": "write SELECT *, explode(items) AS item FROM ... as a query in FROM.",
     "PIVOT": "write an aggregate with CASE WHEN for each column.",
@@ -85,6 +84,7 @@ _CLAUSE_WORDS: Final = frozenset(
         "WHERE",
         "GROUP BY",
         "HAVING",
+        "QUALIFY",
         "UNION",
         "MATCH_RECOGNIZE",
         "USING",
@@ -94,7 +94,7 @@ _CLAUSE_WORDS: Final = frozenset(
         *_REFUSED_CLAUSES,
     }
 )
-_RESERVED: Final = frozenset({"FROM", "WHERE", "GROUP BY", "HAVING", "UNION", "ORDER BY"})
+_RESERVED: Final = frozenset({"FROM", "WHERE", "GROUP BY", "HAVING", "QUALIFY", "UNION", "ORDER BY"})
 """Clauses that begin wherever the word stands, even where an operand is missing before it."""
 _NO_SUBQUERY: Final = "subqueries in expressions are not supported. Join the two streams (JOIN ... ON), or write the query in FROM or WITH."
 _REFUSED: Final = {
@@ -677,6 +677,7 @@ def _select(tokens: Tokens, depth: int) -> Select:
     where = tokens.expression() if tokens.take("WHERE") else None
     group = _group(tokens) if tokens.take("GROUP BY") else None
     having = tokens.expression() if tokens.take("HAVING") else None
+    qualify = tokens.expression() if tokens.take("QUALIFY") else None
     if tokens.word() in _REFUSED_CLAUSES:
         _refuse_clause(tokens)
     return Select(
@@ -686,6 +687,7 @@ def _select(tokens: Tokens, depth: int) -> Select:
         where=where,
         group=group,
         having=having,
+        qualify=qualify,
         distinct=distinct,
         at=at,
     )

@@ -222,6 +222,7 @@ class Select:
     where: Expr | None = None
     group: tuple[Expr, ...] | None = None
     having: Expr | None = None
+    qualify: Expr | None = None
     limited: Limited | None = None
     distinct: bool = False
     at: int

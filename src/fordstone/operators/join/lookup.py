@@ -17,10 +17,11 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.errors import FordstoneError, PipelineError, SourceError
+from fordstone.errors import FordstoneError, PipelineError, SourceError, TaskError
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import (
     DELETE,
+    IN_STEP,
     OP,
     ROW_ID,
     ROW_WATERMARK,
@@ -34,6 +35,7 @@ from fordstone.operators.base import (
     connector_text,
     stream_details,
 )
+from fordstone.operators.dead_letter import reason_of
 from fordstone.operators.join.sides import (
     LEFT,
     LOOKUP_HOWS,
@@ -112,7 +114,17 @@ class StaticLookup:
         try:
             given = self._read()
         except FordstoneError as error:
-            raise SourceError(f"step {self._step}: the table of the lookup cannot be read: {error}") from error
+            raise SourceError(
+                f"step {self._step}: the table of the lookup cannot be read: {error}"
+            ) from error.__cause__
+        except OSError as error:
+            # The network and other systems may come back: the engine tries again, after a wait.
+            error.add_note(f"{IN_STEP}{self._step}, while the table of the lookup was read")
+            raise
+        except Exception as error:
+            raise TaskError(
+                f"step {self._step}: the table of the lookup cannot be read: {reason_of(error)}."
+            ) from error
         side = self._lookup.right
         rows = side.carried(given).drop_nulls(list(side.keys))
         double = rows.filter(pl.struct(side.keys).is_duplicated())

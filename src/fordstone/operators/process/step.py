@@ -29,6 +29,7 @@ from fordstone.lang.values import LEAST_US, MOST_US, UTC, coercion, microseconds
 from fordstone.operators.aggregate.partial import ONE
 from fordstone.operators.base import (
     IN_STEP,
+    ROW_ID,
     ROW_WATERMARK,
     Emit,
     Emits,
@@ -260,6 +261,20 @@ def _refuse_other_years(column: pl.Series, step: str) -> None:
         )
 
 
+_SURE: Final[dict[str, tuple[type, int]]] = {
+    "string": (str, 0),
+    "bigint": (int, 2**63),
+    "int": (int, 2**31),
+    "double": (float, 0),
+    "boolean": (bool, 0),
+    "timestamp": (dt.datetime, 0),
+    "date": (dt.date, 0),
+    "binary": (bytes, 0),
+}
+"""Python types whose values fit a column of this type, integers below this number. Other types need a closer look."""
+_UNSURE: Final = (type(None), 0)
+
+
 class Given:
     """The rows that a function gave during one call of its operator."""
 
@@ -267,6 +282,7 @@ class Given:
         """`time`: where the rows carry event time, if they do."""
         self._step = step
         self._schema = schema
+        self._sure = {name: _SURE.get(kind.name, _UNSURE) for name, kind in schema.items()}
         self._time = time
         self._records: list[Record] = []
         self._marks: list[int] = []
@@ -274,6 +290,29 @@ class Given:
         self._frame_marks: list[int] = []
         self.failed: list[Failed] = []
         """Rows and timers that the function raised an exception for, and that are set aside."""
+
+    def checked(self, made: Any) -> list[Record]:
+        """What the function gave as a list; raises for a record that does not fit the schema."""
+        records = [made] if isinstance(made, dict) else list(made)
+        for record in records:
+            if not self._surely_fits(record):
+                self._frame([record])
+        return records
+
+    def _surely_fits(self, record: Any) -> bool:
+        """Whether a record fits for certain. Quick: a frame of one record takes a hundred times as long."""
+        if not isinstance(record, dict) or len(record) != len(self._sure):
+            return False
+        for name, (kind, below) in self._sure.items():
+            value = record.get(name, self)
+            if value is None:
+                continue
+            exact = isinstance(value, kind) and (kind is not int or not isinstance(value, bool))
+            if not exact or (isinstance(value, int) and below and not -below <= value < below):
+                return False
+            if isinstance(value, dt.datetime) and (kind is dt.date or value.tzinfo is not UTC):
+                return False
+        return True
 
     def take(self, made: Any, mark: int) -> None:
         """Take what the function gave: a record, or any number of them. `mark`: when, or where in the input."""
@@ -357,6 +396,45 @@ def _without_zone(value: Any) -> dt.datetime:
     return value.astimezone(UTC).replace(tzinfo=None)
 
 
+def _with_id(frame: pl.DataFrame) -> pl.DataFrame:
+    """The rows with their ids, which are null where the source gives no positions."""
+    return frame if ROW_ID in frame.columns else frame.with_columns(pl.lit(None, dtype=pl.String()).alias(ROW_ID))
+
+
+class _Waiting:
+    """The rows that wait for the watermark, with or without ids.
+
+    Each kind has a state of its own, and both are always there: whether ids are wanted (`on_error`) may change between two runs,
+    and the rows of the run before are released all the same.
+    """
+
+    def __init__(
+        self, keys: Sequence[str], schema: Schema, *, time: EventTime, state: StateBackend, with_ids: bool
+    ) -> None:
+        self._with_ids = with_ids
+        # Rows that differ in the id alone are in order, too: which of them is set aside must be the same on a replay.
+        identified = Schema((*schema.items(), (ROW_ID, DataType.parse("string"))))
+        self._plain = WaitingRows(keys, schema, time=time, state=state)
+        self._identified = WaitingRows(keys, identified, time=time, state=state)
+        self._used = self._identified if with_ids else self._plain
+
+    def states(self) -> dict[str, State]:
+        return {"waiting": self._plain.state, "identified": self._identified.state}
+
+    def take(self, frame: pl.DataFrame, *, late: bool) -> Emits:
+        return self._used.take(_with_id(frame) if self._with_ids else frame, late=late)
+
+    def release(self, watermark_us: int) -> tuple[KeyedRows, Numbers] | None:
+        """The rows below it in order, and their times."""
+        released = [waiting.release(watermark_us) for waiting in (self._plain, self._identified)]
+        found = [rows for rows in released if rows.height]
+        if not found:
+            return None
+        rows = pl.concat(found, how="diagonal")
+        keyed_rows = self._used.by_key(_with_id(rows) if self._with_ids else rows)
+        return keyed_rows, self._used.times(keyed_rows.rows)
+
+
 END_TIMERS_MAX: Final = 10_000
 """Maximum number of timers of one key that fire after the input has ended; more means that it never stops."""
 
@@ -365,20 +443,29 @@ class Process(Operator):
     """Calls a user's function for the rows and timers of each key."""
 
     def __init__(
-        self, step: p.Process, stream: StreamType, out: StreamType, *, make: Callable[[], Any], state: StateBackend
+        self,
+        step: p.Process,
+        stream: StreamType,
+        out: StreamType,
+        *,
+        make: Callable[[], Any],
+        state: StateBackend,
+        with_ids: bool = False,
     ) -> None:
-        """`stream`: the input. `make` makes the user's object; called when there is something for it to do, and not before."""
+        """`stream`: the input. `make` makes the user's object; called when there is something for it to do, and not before.
+
+        `with_ids`: rows keep the id that they carry, for the dead letters.
+        """
         self._step, self._stream, self._out = step, stream, out
+        self._with_ids = with_ids
         self._make = make
         self._function: Any = None
         self._names = [state.name for state in step.states]
         self._scene = ProcessScene(step=step.name, shift_us=None if stream.time is None else stream.time.shift_us)
         self._context = Context(self._scene)
-        self._waiting = (
-            WaitingRows(step.keys, stream.schema, time=stream.time, state=state)
-            if step.ordered and stream.time is not None
-            else None
-        )
+        self._waiting: _Waiting | None = None
+        if step.ordered and stream.time is not None:
+            self._waiting = _Waiting(step.keys, stream.schema, time=stream.time, state=state, with_ids=with_ids)
         key_types = {name: stream.schema[name].polars for name in step.keys} or {ONE: pl.Int8()}
         types, kinds = state_types(step), []
         for declared in step.states:
@@ -399,13 +486,14 @@ class Process(Operator):
         self._watermark_us = TIME_MIN_US
 
     def states(self) -> Mapping[str, State]:
-        waiting: dict[str, State] = {} if self._waiting is None else {"waiting": self._waiting.state}
+        waiting = {} if self._waiting is None else self._waiting.states()
         return waiting | self._store.states()
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         if self._waiting is not None:
             return self._waiting.take(frame, late=late)
-        rows = frame.select(list(self._stream.schema))
+        names = [*self._stream.schema, ROW_ID] if self._with_ids else list(self._stream.schema)
+        rows = (_with_id(frame) if self._with_ids else frame).select(names)
         if self._stream.time is None:
             return self._taken(self._grouped(rows), np.arange(rows.height), until_us=TIME_MIN_US)
         times = microseconds(rows.get_column(self._stream.time.column)) + self._stream.time.shift_us
@@ -425,12 +513,8 @@ class Process(Operator):
         if self._stream.time is None:
             return []
         self._scene.input_ended = watermark_us == TIME_MAX_US
-        keyed, times = None, None
-        if self._waiting is not None:
-            rows = self._waiting.release(watermark_us)
-            if rows.height:
-                keyed = self._waiting.by_key(rows)
-                times = self._waiting.times(keyed.rows)
+        released = None if self._waiting is None else self._waiting.release(watermark_us)
+        keyed, times = released or (None, None)
         emits = self._taken(keyed, times, until_us=watermark_us)
         self._watermark_us = watermark_us
         if before_us > TIME_MIN_US and watermark_us < TIME_MAX_US:
@@ -459,8 +543,10 @@ class Process(Operator):
         """Work on rows (with their times, or numbers if they have none) and on the timers below `until_us`."""
         given = Given(self._step.name, self._out.schema, self._out.time)
         if keyed is not None and times is not None:
-            rows = keyed.rows.select(list(self._stream.schema))[keyed.by_key]
-            records = zip(records_of(rows, self._step.name), times.take(keyed.by_key).tolist(), strict=True)
+            rows = keyed.rows[keyed.by_key]
+            ids = rows.get_column(ROW_ID).to_list() if self._with_ids else repeat(None, rows.height)
+            plain = records_of(rows.select(list(self._stream.schema)), self._step.name)
+            records = zip(plain, times.take(keyed.by_key).tolist(), ids, strict=True)
             for entry, count in zip(self._store.entries(keyed.keys), keyed.counts.tolist(), strict=True):
                 self._take_rows(entry, islice(records, count), given)
                 if entry.timers is not None and until_us > TIME_MIN_US:
@@ -471,8 +557,8 @@ class Process(Operator):
         self._store.evict()
         return given.emits(floor_us=None if self._waiting is not None else self._watermark_us)
 
-    def _take_rows(self, entry: Entry, rows: Iterator[tuple[dict[str, Any], int]], given: Given) -> None:
-        """Call the function for this key's rows (each with its time or number), and for the timers between them."""
+    def _take_rows(self, entry: Entry, rows: Iterator[tuple[Record, int, str | None]], given: Given) -> None:
+        """Call the function for this key's rows (each with its time or number, and its id), and for the timers between them."""
         scene, context = self._scene, self._context
         timed, ordered, sets_aside = (
             self._stream.time is not None,
@@ -484,7 +570,7 @@ class Process(Operator):
         scene.floor_us = self._watermark_us
         row: dict[str, Any] = {}
         try:
-            for row, mark in rows:
+            for row, mark, row_id in rows:
                 if ordered:
                     if entry.timers is not None and entry.timers.least_us < mark:
                         self._fire(entry, mark, given, after_rows=False)
@@ -492,7 +578,8 @@ class Process(Operator):
                 if timed:
                     scene.now_us = mark
                 if sets_aside:
-                    self._try(entry, dict(row), lambda row=row: process(row, context), given, mark)  # type: ignore[misc]
+                    kept = {**row, ROW_ID: row_id}
+                    self._try(entry, kept, lambda row=row: process(row, context), given, mark)  # type: ignore[misc]
                     continue
                 made = process(row, context)
                 if made is not None:
@@ -552,7 +639,7 @@ class Process(Operator):
         try:
             made = call()
             if made is not None:
-                given.take(made, mark)
+                given.take(given.checked(made), mark)
         except Exception as error:  # noqa: BLE001 - of the user's function
             entry.restore(saved)
             given.failed.append(Failed(record=record, error=error))
@@ -634,7 +721,8 @@ class ProcessFamily(Family[p.Process]):
     def make(self, step: p.Process, context: OperatorContext) -> Operator:
         make = resolve_function(step.path, context.functions)
         out = self.check(step, context.types)[p.Input(step.name)]
-        return Process(step, context.types[step.input], out, make=make, state=context.state)
+        with_ids = step.has_dead_letters and step.name in context.with_ids
+        return Process(step, context.types[step.input], out, make=make, state=context.state, with_ids=with_ids)
 
     def title(self, step: p.Process) -> str:
         return f"process {function_text(step.path)} {keys_text(step.keys)}"
