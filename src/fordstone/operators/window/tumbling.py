@@ -257,7 +257,8 @@ class WindowAggregate(Operator):
         return partials.with_columns((self._grid.first(pl.col(END)) + self._closing.allowed_us).alias(FIRST))
 
     def _without_due(self, rows: pl.DataFrame) -> pl.DataFrame:
-        return rows.drop(FIRST, strict=False)
+        # A timeline that never had rows has no columns either.
+        return rows.drop(FIRST) if self._first == FIRST and rows.width else rows
 
 
 def _between(after_us: int, until_us: int) -> pl.Expr:
