@@ -11,6 +11,8 @@ import polars as pl
 from fordstone.connectors import MemorySource
 from fordstone.connectors.memory import Rows
 
+FIRST_US = 1_577_836_800_000_000
+"""2020: times near 1970 look like a wrong unit, and times after now like a wrong clock."""
 SPAN_US = 200_000_000
 """The rows of one lot lie in so much event time."""
 SCHEMA = {"ts": "timestamp", "dev": "int", "temp": "double"}
@@ -19,7 +21,7 @@ _TIME = pl.Datetime("us", "UTC")
 
 @lru_cache(maxsize=2)
 def readings(rows: int, keys: int) -> pl.DataFrame:
-    """Times in order over `SPAN_US`, devices at random, temperatures around 20."""
+    """Times in order over `SPAN_US` from `FIRST_US` on, devices at random, temperatures around 20."""
     rng = np.random.default_rng(0)
     times = np.sort(rng.integers(0, SPAN_US, rows))
     devices = rng.integers(0, keys, rows).astype(np.int32)
@@ -34,7 +36,7 @@ def every_key_once(keys: int) -> pl.DataFrame:
 
 
 def _frame(times: np.ndarray, devices: np.ndarray, temperatures: np.ndarray) -> pl.DataFrame:
-    return pl.DataFrame({"ts": pl.Series(times).cast(_TIME), "dev": devices, "temp": temperatures})
+    return pl.DataFrame({"ts": pl.Series(FIRST_US + times).cast(_TIME), "dev": devices, "temp": temperatures})
 
 
 def cut(frame: pl.DataFrame, batch_rows: int) -> list[pl.DataFrame]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import polars as pl
@@ -112,6 +113,23 @@ def test_text_that_is_no_json_is_null_and_never_stops(text: str) -> None:
     assert values("get_json_object(t, '$.a')", t=[text, None]) == [None, None] or "1e9" in text
     assert values("from_json(t, 'a INT')", t=[text, None]) == [{"a": None}, None]
     assert values("from_json(t, 'map<string, int>')", t=[text]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [
+        ("map<string, int>", [{"a": 1, "b": None}, None, {}, None, {"a": 2}]),
+        ("map<string, map<string, int>>", [{"a": {"x": 1}, "b": None, "c": {}}, {}, None]),
+        ("struct<m: map<string, int>, n: int>", [{"m": {"a": 1}, "n": 2}, {"m": None, "n": 3}, None, {"m": {}, "n": None}]),
+        ("map<string, struct<m: map<string, int>>>", [{"a": {"m": {"b": 1}}, "c": None}, {"d": {"m": None}}]),
+        ("array<map<string, int>>", [[{"a": 1}, {}, None], [], None]),
+        ("map<string, int>", [None, None]),
+        ("map<string, int>", [{}]),
+    ],
+)  # fmt: skip
+def test_maps_in_json_text_keep_their_rows_nulls_and_order(kind: str, found: list[Any]) -> None:
+    texts = [None if value is None else json.dumps(value) for value in found]
+    assert values(f"from_json(t, '{kind}')", t=texts) == found
 
 
 def test_json_text_of_control_characters_is_read_back() -> None:

@@ -173,6 +173,16 @@ def test_close_gives_what_is_due_once_and_folded() -> None:
     assert counts(state.close(TIME_MAX_US)) == {(1, 30): 7}
 
 
+def test_what_is_dropped_is_closed_and_does_not_come_back() -> None:
+    state = runs()
+    state.add(rows((1, 10, 1), (1, 20, 2), (2, 30, 3)))
+    state.freeze()
+    state.add(rows((2, 10, 4), (1, 30, 5)))
+    state.drop(20)
+    assert state.closed_us == 20
+    assert counts(state.close(TIME_MAX_US)) == {(1, 30): 5, (2, 30): 3}
+
+
 def test_the_bound_itself_is_due() -> None:
     state = runs()
     state.add(rows((1, 10, 1), (1, 11, 1)))

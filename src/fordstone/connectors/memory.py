@@ -502,16 +502,16 @@ class _Made:
     first: int
     count: int
     frame: pl.DataFrame
-    numbers: npt.NDArray[np.int64]
+    good: npt.NDArray[np.int64] | None = None
+    """The numbers of the good rows; None: all are good."""
     rejected: tuple[Rejected, ...] = ()
 
     @classmethod
     def of(cls, rows: Rows, first: int, schema: Schema) -> _Made:
-        numbers = np.arange(first, first + len(rows))
         if isinstance(rows, pl.DataFrame):
-            return cls(first, len(rows), _fitted(rows, schema), numbers)
+            return cls(first, len(rows), _fitted(rows, schema))
         try:
-            return cls(first, len(rows), _frame(rows, schema), numbers)
+            return cls(first, len(rows), _frame(rows, schema))
         except SchemaError:
             return cls._row_by_row(rows, first, schema)
 
@@ -528,9 +528,16 @@ class _Made:
 
     def slice(self, start: int, stop: int) -> _Made:
         """The rows from `start` to before `stop`, as far as they are here."""
-        begin, end = np.searchsorted(self.numbers, (start, stop)).tolist()
+        start, stop = max(start, self.first), min(stop, self.first + self.count)
+        if self.good is None:
+            return _Made(start, stop - start, self.frame.slice(start - self.first, stop - start))
+        begin, end = np.searchsorted(self.good, (start, stop)).tolist()
         rejected = tuple(one for one in self.rejected if start <= one.position < stop)
-        return _Made(start, stop - start, self.frame.slice(begin, end - begin), self.numbers[begin:end], rejected)
+        return _Made(start, stop - start, self.frame.slice(begin, end - begin), self.good[begin:end], rejected)
+
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """The numbers of the good rows."""
+        return np.arange(self.first, self.first + self.count) if self.good is None else self.good
 
 
 def _frame(rows: Sequence[Row], schema: Schema) -> pl.DataFrame:
@@ -569,7 +576,7 @@ def _as_values(rows: Rows, schema: Schema) -> list[Sequence[Any]]:
 
 
 def _positions(parts: Sequence[_Made]) -> pl.Series:
-    return pl.Series(np.concatenate([np.zeros(0, dtype=np.int64), *(part.numbers for part in parts)]))
+    return pl.Series(np.concatenate([np.zeros(0, dtype=np.int64), *(part.numbers() for part in parts)]))
 
 
 def _fitted(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:

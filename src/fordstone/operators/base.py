@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from fordstone.errors import PlanError
@@ -143,8 +144,10 @@ def by_watermark(function: Callable[[pl.DataFrame], pl.DataFrame]) -> Callable[[
         if ROW_WATERMARK not in frame.columns:
             return function(frame)
         parts = frame.partition_by(ROW_WATERMARK, maintain_order=True, include_key=False, as_dict=True)
-        made = [(function(part), pl.lit(us, dtype=pl.Int64).alias(ROW_WATERMARK)) for (us,), part in parts.items()]
-        return pl.concat([rows.with_columns(watermark) for rows, watermark in made])
+        made = [function(part) for part in parts.values()]
+        # The column is added once for all parts: a query for each would cost more than most functions.
+        watermarks = np.repeat([us for (us,) in parts], [rows.height for rows in made])
+        return pl.concat(made).with_columns(pl.Series(ROW_WATERMARK, watermarks, dtype=pl.Int64))
 
     return apply
 

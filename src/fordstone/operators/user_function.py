@@ -188,7 +188,7 @@ class BatchFunction(UserFunction):
 
     def _made(self, frame: pl.DataFrame) -> pl.DataFrame:
         # Other steps may hold this frame; what the function does to its own in place is its own business.
-        given = self._function(frame.clone().drop(ROW_ID, strict=False))
+        given = self._function(frame.drop(ROW_ID) if ROW_ID in frame.columns else frame.clone())
         step, schema = self._step.name, self._schema
         if not isinstance(given, pl.DataFrame):
             raise TaskError(f"step {step}: map_batches gave {type(given).__name__}; it must give a Polars DataFrame.")
@@ -198,6 +198,8 @@ class BatchFunction(UserFunction):
                 f"step {step}: map_batches gave columns {', '.join(given.columns)}; "
                 f"{', '.join(missing)} of the declared schema is missing. Give it, or declare schema=."
             )
+        if given.columns == list(schema) and given.dtypes == [kind.polars for kind in schema.values()]:
+            return given.clone()
         try:
             return given.select(pl.col(name).cast(kind.polars) for name, kind in schema.items())
         except pl.exceptions.PolarsError as error:

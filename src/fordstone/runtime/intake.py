@@ -24,7 +24,6 @@ from fordstone.operators.base import Emit, Emits
 from fordstone.operators.with_time import AssignTime
 from fordstone.plan import plan as p
 from fordstone.protocol.time_unit import (
-    PLAUSIBLE_US,
     SPANS_US,
     UNITS,
     WrongUnit,
@@ -77,10 +76,9 @@ class Intake:
         return list(self._judged(partition, chunk, frame))
 
     def _judged(self, partition: Partition, chunk: Chunk, frame: pl.DataFrame) -> Iterator[Emit]:
-        checks_unit = self._step.checks_time_unit and not self._step.declares_time
-        if checks_unit and self._step.time is not None and frame.height:
-            self._check_unit(partition, frame)
         judged = partition.judged(self._step, chunk, frame)
+        if self._step.checks_time_unit and judged.between_us is not None:
+            self._check_unit(partition, frame, *judged.between_us)
         self._rows += frame.height
         self._ahead += judged.ahead
         if judged.untimed is not None:
@@ -90,15 +88,12 @@ class Intake:
         if judged.late is not None:
             yield Emit(judged.late, late=True)
 
-    def _check_unit(self, partition: Partition, frame: pl.DataFrame) -> None:
+    def _check_unit(self, partition: Partition, frame: pl.DataFrame, low_us: int, high_us: int) -> None:
+        spans = [(first_us, end_us) for first_us, end_us in _SPANS_US if low_us < end_us and high_us >= first_us]
+        if not spans:
+            return
         times = microseconds(frame.get_column(str(self._step.time)))
-        low, high = times.min(), times.max()
-        if not isinstance(low, int) or not isinstance(high, int):
-            return
-        if low >= PLAUSIBLE_US[0] and high < PLAUSIBLE_US[1]:
-            return
-        outside = [times.is_between(first_us, end_us, closed="left") for first_us, end_us in _SPANS_US]
-        wrong = times.filter(reduce(operator.or_, outside))
+        wrong = times.filter(reduce(operator.or_, (times.is_between(*span, closed="left") for span in spans)))
         found = wrong_unit(int(wrong[0])) if wrong.len() else None
         if found is not None:
             raise SourceError(_describe(self._step, partition.name, found))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import polars as pl
@@ -60,6 +60,8 @@ class Judged:
     """Those whose time is null or absurd."""
     ahead: int = 0
     """How many of those that are late are too far ahead of the clock."""
+    between_us: tuple[int, int] | None = None
+    """The least and the largest time of the rows that have one. None: no row has, or the far end declares its time."""
 
 
 def find_followers(
@@ -230,9 +232,16 @@ class Partition:
             return judged
         if step.time is None or not frame.height:
             return Judged(in_time=frame)
-        frame, untimed = split_untimed(frame, step.time)
-        watermarks, ahead = self._judge(microseconds(frame.get_column(step.time)), step.lateness_us)
-        return _apart(frame, watermarks, untimed, ahead=ahead)
+        untimed, times = None, microseconds(frame.get_column(step.time))
+        between_us = _between_us(times)
+        if not _is_sane(times, between_us):
+            sane = _sane(times)
+            frame, untimed, times = frame.filter(sane), frame.filter(~sane), times.filter(sane)
+            between_us = _between_us(times)
+        if between_us is None:
+            return Judged(in_time=frame, untimed=untimed)
+        watermarks, ahead = self._judge(times, *between_us, step.lateness_us)
+        return replace(_apart(frame, watermarks, untimed), ahead=ahead, between_us=between_us)
 
     def newest_us(self, step: p.Source, chunk: Chunk) -> int:
         """How far time will have come, lateness left aside, when this chunk has been judged."""
@@ -247,8 +256,9 @@ class Partition:
     def _judged_declared(self, step: p.Source, watermarks: pl.Series | None, frame: pl.DataFrame) -> Judged:
         untimed = None
         if step.time is not None and frame.height:
-            sane = _sane(microseconds(frame.get_column(step.time)))
-            if sane is not None:
+            times = microseconds(frame.get_column(step.time))
+            if not _is_sane(times, _between_us(times)):
+                sane = _sane(times)
                 untimed, frame = frame.filter(~sane), frame.filter(sane)
                 watermarks = None if watermarks is None else watermarks.filter(sane)
             if self.floor_us > TIME_MIN_US:
@@ -259,14 +269,11 @@ class Partition:
                 )
         return _apart(frame, watermarks, untimed)
 
-    def _judge(self, times: pl.Series, lateness_us: int) -> tuple[pl.Series | None, int]:
+    def _judge(self, times: pl.Series, low: int, high: int, lateness_us: int) -> tuple[pl.Series | None, int]:
         """The watermark of each of these times (no nulls) that is below it, else null; None: none is. Move time on.
 
-        Also return how many are too far ahead.
+        `low`, `high`: the least and the largest of them. Also return how many are too far ahead.
         """
-        low, high = times.min(), times.max()
-        if not isinstance(low, int) or not isinstance(high, int):
-            return None, 0
         before, ahead, believed = self.max_time_us, None, times
         if high > self.limit_us:
             ahead = times > self.limit_us
@@ -294,15 +301,13 @@ def _where(mask: pl.Series, values: pl.Series | int) -> pl.Series:
     return given.zip_with(mask, pl.Series([None], dtype=pl.Int64)).rename(ROW_WATERMARK)
 
 
-def _apart(
-    frame: pl.DataFrame, watermarks: pl.Series | None, untimed: pl.DataFrame | None, *, ahead: int = 0
-) -> Judged:
+def _apart(frame: pl.DataFrame, watermarks: pl.Series | None, untimed: pl.DataFrame | None) -> Judged:
     """Take the rows that have a watermark from those that have none."""
     if watermarks is None or watermarks.null_count() == frame.height:
         return Judged(in_time=frame, untimed=untimed)
     below = watermarks.is_not_null()
     late = frame.filter(below).with_columns(watermarks.filter(below).alias(ROW_WATERMARK))
-    return Judged(in_time=frame.filter(~below), late=late, untimed=untimed, ahead=ahead)
+    return Judged(in_time=frame.filter(~below), late=late, untimed=untimed)
 
 
 class Share:
@@ -436,18 +441,21 @@ class Share:
         return found
 
 
-def split_untimed(frame: pl.DataFrame, time: str) -> tuple[pl.DataFrame, pl.DataFrame | None]:
-    """The rows that have a time, and those whose time is null or absurd, if any."""
-    sane = _sane(microseconds(frame.get_column(time)))
-    return (frame, None) if sane is None else (frame.filter(sane), frame.filter(~sane))
+def _between_us(times: pl.Series) -> tuple[int, int] | None:
+    """The least and the largest of these times, if there are any."""
+    low, high = times.min(), times.max()
+    return (low, high) if isinstance(low, int) and isinstance(high, int) else None
 
 
-def _sane(times: pl.Series) -> pl.Series | None:
-    """Which rows have a time, and not an absurd one; None: all of these."""
-    if not times.null_count():
-        low, high = int(times.min()), int(times.max())  # type: ignore[arg-type]  # an Int64 with rows and no nulls
-        if -TIME_BOUND_US <= low <= high <= TIME_BOUND_US:
-            return None
+def _is_sane(times: pl.Series, between_us: tuple[int, int] | None) -> bool:
+    """Whether every row has a time, and not an absurd one."""
+    if between_us is None or times.null_count():
+        return False
+    return between_us[0] >= -TIME_BOUND_US and between_us[1] <= TIME_BOUND_US
+
+
+def _sane(times: pl.Series) -> pl.Series:
+    """Which rows have a time, and not an absurd one."""
     return times.is_between(-TIME_BOUND_US, TIME_BOUND_US).fill_null(value=False)
 
 

@@ -267,6 +267,10 @@ class Timeline(State):
         """
 
     @abstractmethod
+    def drop(self, bound_us: int) -> None:
+        """Remove rows as `close` does, without merging them first."""
+
+    @abstractmethod
     def scan(self) -> pl.DataFrame:
         """Return all rows, merged, in any order. Costs as much as the state is large."""
 

@@ -414,6 +414,9 @@ class MemoryTimeline(TimedRows, Timeline):
     def close(self, bound_us: int) -> pl.DataFrame:
         return self._together(self._due(bound_us))
 
+    def drop(self, bound_us: int) -> None:
+        self._due(bound_us)
+
     def scan(self) -> pl.DataFrame:
         return self._together(self._live())
 

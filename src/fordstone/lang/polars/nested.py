@@ -11,6 +11,7 @@ from functools import reduce
 from operator import and_
 from typing import Any, Final
 
+import numpy as np
 import polars as pl
 
 from fordstone.lang.json import at_path, path_steps, reader_of
@@ -88,7 +89,9 @@ def get_json_object(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
 
 def from_json(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
     """JSON text as a value of a type."""
-    return _by_value(args[0], reader_of(call.type), read_type(call.type)).cast(call.type.polars)
+    kind = call.type
+    read = _by_value(args[0], reader_of(kind), read_type(kind), lambda found: _column(found, kind))
+    return read.cast(kind.polars)
 
 
 def read_type(kind: DataType) -> pl.DataType:
@@ -102,12 +105,51 @@ def read_type(kind: DataType) -> pl.DataType:
     return {"timestamp": pl.Int64(), "date": pl.Int32()}.get(kind.name, kind.polars)
 
 
-def _by_value(texts: pl.Expr, read: Callable[[str], Any], dtype: pl.DataType) -> pl.Expr:
+def _by_value(
+    texts: pl.Expr,
+    read: Callable[[str], Any],
+    dtype: pl.DataType,
+    column: Callable[[list[Any]], pl.Series] | None = None,
+) -> pl.Expr:
     def read_all(given: pl.Series) -> pl.Series:
         found = [None if text is None else read(text) for text in given.to_list()]
-        return pl.Series(given.name, found, dtype=dtype, strict=True)
+        made = pl.Series(found, dtype=dtype, strict=True) if column is None else column(found)
+        return made.alias(given.name)
 
     return texts.map_batches(read_all, return_dtype=dtype, is_elementwise=True)
+
+
+def _column(values: list[Any], kind: DataType) -> pl.Series:
+    """Values of `read_type(kind)` as a column. Polars makes two Series for each map that it is given, so maps are taken apart first."""
+    if kind.name == "map":
+        return _map_column(values, kind.field("value"))
+    if kind.name == "struct" and kind.contains("map"):
+        fields = [
+            _column([None if value is None else value[name] for value in values], inner).alias(name)
+            for name, inner in kind.fields
+        ]
+        there = pl.Series([value is not None for value in values], dtype=pl.Boolean())
+        return pl.select(pl.when(there).then(pl.struct(fields))).to_series()
+    return pl.Series(values, dtype=read_type(kind), strict=True)
+
+
+def _map_column(maps: list[Any], value: DataType) -> pl.Series:
+    """Maps as lists of entries: all entries in one frame, gathered by the row that they are of."""
+    sizes = [len(one) if one else 0 for one in maps]
+    entries = pl.DataFrame(
+        {
+            "row": np.repeat(np.arange(len(maps)), sizes),
+            "key": pl.Series([key for one in maps if one for key in one], dtype=pl.String()),
+            "value": _column([inner for one in maps if one for inner in one.values()], value),
+        }
+    )
+    lists = entries.group_by("row", maintain_order=True).agg(pl.struct("key", "value").alias("map"))
+    rows = pl.DataFrame(
+        {"row": np.arange(len(maps)), "null": pl.Series([one is None for one in maps], dtype=pl.Boolean())}
+    )
+    empty = pl.lit([], dtype=lists.schema["map"])
+    found = pl.when(pl.col("null").not_()).then(pl.col("map").fill_null(empty))
+    return rows.join(lists, on="row", how="left", maintain_order="left").select(found.list.to_map()).to_series()
 
 
 # Values as JSON text

@@ -280,6 +280,7 @@ class Partials:
         """The columns of partial rows."""
 
     def ends(self, frame: pl.DataFrame) -> pl.Series:
+        """The end of the window, or pane, of each row."""
         return frame.select(self._end_column()).to_series()
 
     def of_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -288,7 +289,7 @@ class Partials:
         exprs: list[pl.Expr] = [pl.len().cast(pl.Int64).alias(ROWS)]
         for part, values in self._parts:
             exprs += part.of_rows(values, rows)
-        return self._settled(self._grouped(rows, self._key_columns, self._only_end(rows), exprs))
+        return self._settled(self._grouped(rows, self._key_columns, self.only_end(rows), exprs))
 
     def of_rows_unmerged(self, frame: pl.DataFrame) -> pl.DataFrame:
         """A partial row for each row: cheaper, when few rows share a key. Where there is no such part: as `of_rows`."""
@@ -297,7 +298,7 @@ class Partials:
         rows = frame.with_columns(self._computed) if self._computed else frame
         columns = list(self._key_columns)
         if self._window is not None:
-            only = self._only_end(rows)
+            only = self.only_end(rows)
             columns.append(self._end_column() if only is None else pl.lit(only, dtype=pl.Int64).alias(END))
         return rows.select(*columns, pl.repeat(1, pl.len(), dtype=pl.Int64).alias(ROWS), *self._single)
 
@@ -312,15 +313,23 @@ class Partials:
     def _merged(self, partials: pl.DataFrame, by: list[pl.Expr], exprs: list[pl.Expr]) -> pl.DataFrame:
         if self._window is None or partials.height == 0:
             return self._grouped(partials, by, None, exprs)
-        ends = partials.get_column(END)
-        low, high = ends.min(), ends.max()
+        parts = self.by_end(partials)
+        if parts is None:
+            return self._grouped(partials, by, None, exprs, ends=pl.col(END))
+        return pl.concat([self._grouped(part, by, part.get_column(END)[0], exprs) for part in parts])
+
+    def by_end(self, rows: pl.DataFrame) -> list[pl.DataFrame] | None:
+        """The rows (at least one) of each window apart, if it is quicker to group them by the key alone, window by window.
+
+        That takes half the time of grouping by both, unless windows are many or rows are few.
+        """
+        ends = rows.get_column(END)
+        low, high = int(ends.min()), int(ends.max())  # type: ignore[arg-type]  # an Int64 without nulls
         if low == high:
-            return self._grouped(partials, by, low, exprs)  # type: ignore[arg-type]  # an Int64 without nulls
-        if partials.height >= SPLIT_ROWS and (high - low) // self._window.size_us < SPLIT_WINDOWS:  # type: ignore[operator]  # as above
-            # Grouping by the key alone, window by window, takes half the time of grouping by both.
-            parts = partials.partition_by(END, maintain_order=False)
-            return pl.concat([self._grouped(part, by, part.get_column(END)[0], exprs) for part in parts])
-        return self._grouped(partials, by, None, exprs, ends=pl.col(END))
+            return [rows]
+        if self._window is None or rows.height < SPLIT_ROWS or (high - low) // self._window.size_us >= SPLIT_WINDOWS:
+            return None
+        return rows.partition_by(END, maintain_order=False)
 
     def _settled(self, made: pl.DataFrame) -> pl.DataFrame:
         settled = [series for part, values in self._parts for series in part.settle(values, made)]
@@ -331,7 +340,7 @@ class Partials:
             raise TypeError(f"step {self._step} has no windows")
         return _end_of(pl.col(self._time.column).to_physical() + self._time.shift_us, self._window).alias(END)
 
-    def _only_end(self, rows: pl.DataFrame) -> int | None:
+    def only_end(self, rows: pl.DataFrame) -> int | None:
         """The end of the window that all rows lie in, if they lie in one: then grouping by the key alone will do."""
         if self._window is None or self._time is None or rows.height == 0:
             return None

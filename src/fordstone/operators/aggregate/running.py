@@ -88,12 +88,11 @@ class Combine(Stateless):
 
     def _partial_rows(self, frame: pl.DataFrame) -> pl.DataFrame:
         """One per key and window. Of rows of two windows, grouping by the key alone, twice, takes two thirds of the time."""
-        if self._closing is None or frame.height < SPLIT_ROWS:
+        if self._closing is None or frame.height < SPLIT_ROWS or self._partials.only_end(frame) is not None:
             return self._partials.of_rows(frame)
         ends = self._partials.ends(frame)
-        low, high = ends.min(), ends.max()
-        is_low = ends == low
-        if low == high or not (is_low | (ends == high)).all():
+        is_low = ends == ends.min()
+        if not (is_low | (ends == ends.max())).all():
             return self._partials.of_rows(frame)
         return pl.concat([self._partials.of_rows(frame.filter(part)) for part in (is_low, ~is_low)])
 

@@ -222,8 +222,8 @@ class SlidingAggregate(WindowAggregate):
         closed = self._without_due(self._open.close(watermark_us))
         if self._grid.overlaps:
             windows = self._with_partly(list(self._windows(closed, before_us, due_us)), before_us, due_us)
-            self._final.close(watermark_us)
-            self._partly.close(watermark_us)
+            self._final.drop(watermark_us)
+            self._partly.drop(watermark_us)
             self._final.add(self._lasting(closed))
         else:
             windows = [self._only_windows(closed)]

@@ -235,8 +235,8 @@ class WindowAggregate(Operator):
         return self._shown_us
 
     def _close_names(self) -> None:
-        self._early.close(self._watermark_us)
-        self._corrected.close(self._watermark_us)
+        self._early.drop(self._watermark_us)
+        self._corrected.drop(self._watermark_us)
 
     def _names(self, state: StateBackend) -> Timeline:
         return state.timeline(self._partials.state_key, time_column=LAST, merge_rows=self._merge_names)
@@ -244,7 +244,11 @@ class WindowAggregate(Operator):
     def _merge_names(self, names: pl.DataFrame) -> pl.DataFrame:
         """One per key and pane: a window has changed if it ends after any of the watermarks."""
         if not self._grid.overlaps:
-            return names.unique(self._named)  # a pane is a window: the other columns are equal, too
+            # A pane is a window: the other columns are equal, too.
+            parts = self._partials.by_end(names) if names.height else None
+            if parts is None:
+                return names.unique(self._named)
+            return pl.concat([part.unique(self._partials.state_key) for part in parts])
         return names.group_by(self._named).agg(pl.col(ROW_WATERMARK).min(), pl.col(LAST).first())
 
     def _merge_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
@@ -257,7 +261,8 @@ class WindowAggregate(Operator):
         return partials.with_columns((self._grid.first(pl.col(END)) + self._closing.allowed_us).alias(FIRST))
 
     def _without_due(self, rows: pl.DataFrame) -> pl.DataFrame:
-        return rows.drop(FIRST, strict=False)
+        # A timeline that never had rows has no columns either.
+        return rows.drop(FIRST) if self._first == FIRST and rows.width else rows
 
 
 def _between(after_us: int, until_us: int) -> pl.Expr:
