@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -252,7 +252,7 @@ def test_an_async_function_of_rows_is_refused_when_it_is_given():
     async def several(row: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         yield row
 
-    with pytest.raises(PipelineError, match="step flat_map: several is async"):
+    with pytest.raises(PipelineError, match=r"step flat_map: several is async"):
         source().flat_map(several)  # type: ignore[arg-type]
 
     class Later(KeyedFunction):
@@ -333,3 +333,39 @@ def test_only_one_traceback_of_the_function_is_shown(tmp_path: Path):
         run(source().map(Calls(*[ValueError("no number")] * 2)), tmp_path)
     assert caught.value.__cause__ is not None
     assert caught.value.__cause__.__context__ is None
+
+
+TIMED = {"k": "string", "ts": "timestamp"}
+
+
+def timed_source() -> Stream:
+    rows = [{"k": k, "ts": f"2026-01-01T00:00:0{second}"} for second, k in enumerate("abc", start=5)]
+    return Pipeline("p").source("rows", memory(rows), schema=TIMED, time="ts")
+
+
+def back(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "ts": row["ts"] - timedelta(seconds=5 if row["k"] == "b" else 0)}
+
+
+def batch_back(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.with_columns(pl.col("ts") - pl.duration(seconds=10))
+
+
+def test_a_function_that_moves_event_time_back_is_an_error_and_not_late_in_some_batches(tmp_path: Path):
+    says = r"step map: the function gave .*, whose ts is before .*, the time that it was given. Keep the event time"
+    with pytest.raises(SchemaError, match=says):
+        run(timed_source().map(back), tmp_path)
+    with pytest.raises(SchemaError, match=r"step flat_map: .* whose ts is missing"):
+        run(timed_source().flat_map(lambda row: [{**row, "ts": None}], schema=TIMED), tmp_path / "flat")
+    with pytest.raises(SchemaError, match=r"step map_batches: .* whose ts is before"):
+        run(timed_source().map_batches(batch_back), tmp_path / "batches")
+
+
+def test_a_row_that_a_function_moves_back_in_time_becomes_a_dead_letter(tmp_path: Path):
+    report, found = run(timed_source().map(back, on_error="dead_letter"), tmp_path)
+    assert (report.progress.rows_failed, found.get_column("k").to_list()) == (1, ["a", "c"])
+
+
+def test_a_function_may_move_event_time_on(tmp_path: Path):
+    later = timed_source().map(lambda row: {**row, "ts": row["ts"] + timedelta(hours=1)}, schema=TIMED)
+    assert run(later, tmp_path)[1].height == 3

@@ -92,7 +92,7 @@ def configure_logging(verbosity: int, *, as_json: bool = False) -> None:
     root.addHandler(handler)
     root.propagate = False
     root.setLevel(_LEVELS[min(verbosity, len(_LEVELS) - 1)])
-    # Of Spark's connection to Java: whoever uses the connection raises the same, and what is raised is shown.
+    # Of Spark's connection to Java: a call that fails raises the same error, and that is shown.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 

@@ -198,7 +198,9 @@ class FunctionFamily(Family[p.Function]):
         return {p.Input(step.name): replace(stream, schema=schema, time=time, windowed=False, row_wise=row_wise)}
 
     def make(self, step: p.Function, context: OperatorContext) -> Operator:
-        return user_function(step, resolve_function(step.path, context.functions))
+        time = context.types[p.Input(step.name)].time
+        column = None if time is None else time.column
+        return user_function(step, resolve_function(step.path, context.functions), time=column)
 
     def title(self, step: p.Function) -> str:
         return f"{step.kind} {function_text(step.path)}"

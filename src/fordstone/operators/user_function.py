@@ -39,8 +39,10 @@ class UserFunction(Operator):
     _cuts: ClassVar[bool] = False
     """Whether rows of different watermarks are given to the function apart: it is not known which rows it makes of which."""
 
-    def __init__(self, step: p.Function, function: Callable[[Any], Any]) -> None:
+    def __init__(self, step: p.Function, function: Callable[[Any], Any], time: str | None) -> None:
+        """`time`: the column with the event time, which the function passes on."""
         self._step = step
+        self._time = time
         self._function = function
         self._schema = Schema.of(step.schema)
         self._sets_aside = step.has_dead_letters
@@ -73,6 +75,19 @@ class UserFunction(Operator):
     def _made(self, given: Any) -> Any:
         """What the function makes of its argument, checked."""
         raise NotImplementedError
+
+    def _check_times(self, rows: pl.DataFrame, given: pl.Series) -> None:
+        """Raise if the function has moved a row back in time: whether that is late would depend on how rows are cut into batches."""
+        times = rows.get_column(self._time or "")
+        early = (times < given).fill_null(value=True)
+        if early.any():
+            place = int(early.arg_max() or 0)
+            made, before = rows.row(place, named=True), given[place if len(given) > 1 else 0]
+            raise SchemaError(
+                f"step {self._step.name}: the function gave {row_text(made)[:SHOWN_CHARS_MAX]}, whose {self._time} is "
+                f"{'missing' if made[self._time or ''] is None else f'before {before}, the time that it was given'}. Keep the event time or "
+                "give a later one; or name the column differently, and assign the time afterwards with with_time(...)."
+            )
 
     def _again(self, record: Record, error: Exception, given: Any) -> Any:
         """Call once more for a row that an exception was raised for. Raises a final error if the same happens again."""
@@ -109,13 +124,13 @@ class RecordFunction(UserFunction):
             records += made
             places += [place] * len(made)
         try:
-            rows = frame_of(records, self._schema, self._step.name)
+            rows = self._framed(records, frame, places)
         except SchemaError:
             if not self._sets_aside:
                 raise
             fitting = self._fitting(shown, records, places, failed)
             records, places = [records[at] for at in fitting], [places[at] for at in fitting]
-            rows = frame_of(records, self._schema, self._step.name)
+            rows = self._framed(records, frame, places)
         return self._with_hidden(rows, frame, places)
 
     def _made(self, row: Record) -> list[Record]:
@@ -128,6 +143,13 @@ class RecordFunction(UserFunction):
                 )
         return made
 
+    def _framed(self, records: Sequence[Record], frame: pl.DataFrame, places: Sequence[int]) -> pl.DataFrame:
+        """The records as a frame. Raises `SchemaError` for one that does not fit, or that is earlier than its row."""
+        rows = frame_of(records, self._schema, self._step.name)
+        if self._time is not None:
+            self._check_times(rows, frame.get_column(self._time).gather(list(places)))
+        return rows
+
     def _fitting(
         self, frame: pl.DataFrame, records: Sequence[Record], places: Sequence[int], failed: list[Failed]
     ) -> list[int]:
@@ -135,7 +157,7 @@ class RecordFunction(UserFunction):
         wrong: dict[int, SchemaError] = {}
         for place, record in zip(places, records, strict=True):
             try:
-                frame_of([record], self._schema, self._step.name)
+                self._framed([record], frame, [place])
             except SchemaError as error:
                 wrong.setdefault(place, error)
         failed += [Failed(record=frame.row(place, named=True), error=error) for place, error in wrong.items()]
@@ -198,19 +220,24 @@ class BatchFunction(UserFunction):
                 f"step {step}: map_batches gave columns {', '.join(given.columns)}; "
                 f"{', '.join(missing)} of the declared schema is missing. Give it, or declare schema=."
             )
-        if given.columns == list(schema) and given.dtypes == [kind.polars for kind in schema.values()]:
-            return given.clone()
-        try:
-            return given.select(pl.col(name).cast(kind.polars) for name, kind in schema.items())
-        except pl.exceptions.PolarsError as error:
-            raise SchemaError(
-                f"step {step}: map_batches gave values that are not of the declared type: {str(error).partition(chr(10))[0]}"
-            ) from None
+        rows = given.clone()
+        if given.columns != list(schema) or given.dtypes != [kind.polars for kind in schema.values()]:
+            try:
+                rows = given.select(pl.col(name).cast(kind.polars) for name, kind in schema.items())
+            except pl.exceptions.PolarsError as error:
+                problem = str(error).partition("\n")[0]
+                raise SchemaError(
+                    f"step {step}: map_batches gave values that are not of the declared type: {problem}"
+                ) from None
+        if self._time is not None:
+            # It is not known which rows were made of which.
+            self._check_times(rows, frame.select(pl.col(self._time).min()).to_series())
+        return rows
 
 
-def user_function(step: p.Function, function: Callable[..., Any]) -> UserFunction:
-    """The operator of a step."""
-    return (BatchFunction if step.kind == "map_batches" else RecordFunction)(step, function)
+def user_function(step: p.Function, function: Callable[..., Any], *, time: str | None) -> UserFunction:
+    """The operator of a step. `time`: the column with the event time, if the rows that the function gives have one."""
+    return (BatchFunction if step.kind == "map_batches" else RecordFunction)(step, function, time)
 
 
 def frame_of(records: Sequence[Record], schema: Schema, step: str) -> pl.DataFrame:
