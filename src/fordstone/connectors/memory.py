@@ -38,7 +38,7 @@ from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError, NotInstalledError, SchemaError, SourceError
 from fordstone.lang.choices import did_you_mean
 from fordstone.lang.schema import DataType, Schema
-from fordstone.lang.values import UnfitError, frame_of_rows
+from fordstone.lang.values import UnfitError, frame_of_columns
 from fordstone.plan.ids import PartitionId, Position
 
 Row = Mapping[str, Any] | Sequence[Any]
@@ -542,7 +542,8 @@ class _Made:
 
 def _frame(rows: Sequence[Row], schema: Schema) -> pl.DataFrame:
     """Rows as a frame. `SchemaError` for one that does not fit."""
-    return frame_of_rows([_values(row, schema) for row in rows], schema)
+    values = [_values(row, schema) for row in rows]
+    return frame_of_columns({name: [row[place] for row in values] for place, name in enumerate(schema)}, schema)
 
 
 def _values(row: Row, schema: Schema) -> Sequence[Any]:
@@ -596,7 +597,7 @@ def _fitted_column(column: pl.Series, kind: DataType) -> pl.Series:
     given, wanted = column.dtype, kind.polars
     try:
         if given == pl.Object or (given == pl.String and kind.name in {"timestamp", "date"}):
-            return frame_of_rows([(value,) for value in column], Schema(((column.name, kind),))).to_series()
+            return frame_of_columns({column.name: column.to_list()}, Schema(((column.name, kind),))).to_series()
         made = column.cast(wanted)
         if _of_one_family(given, wanted) and not (kind.is_integer and not made.cast(given).equals(column)):
             return made

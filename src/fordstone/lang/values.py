@@ -8,9 +8,11 @@ from __future__ import annotations
 import datetime as dt
 import operator
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation, localcontext
 from numbers import Real
+from types import NoneType
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -51,28 +53,35 @@ def coercion(kind: DataType, *, as_read: bool = False) -> Coercion:
     return (_AS_READ.get(kind.name) if as_read else None) or _PLAIN[kind.name]
 
 
-def frame_of_rows(rows: Sequence[Sequence[Any]], schema: Schema) -> pl.DataFrame:
-    """Rows of Python values as a frame.
+def frame_of_columns(columns: Mapping[str, list[Any]], schema: Schema) -> pl.DataFrame:
+    """Python values, by column, as a frame. Nothing but None becomes null.
 
     Raises:
-        SchemaError: a value does not fit its column. It names the row by its number from 0, and the column.
+        UnfitError: a value does not fit its column.
     """
-    columns = []
-    for place, (name, kind) in enumerate(schema.items()):
-        coerce = coercion(kind, as_read=True)
-        values: list[Any] = []
-        for row in rows:
-            value = row[place]
-            try:
-                values.append(None if value is None else coerce(value))
-            except UNFIT as error:
-                raise UnfitError(len(values), name, error) from None
-        columns.append(pl.Series(name, values, dtype=kind.polars, strict=True))
-    return pl.DataFrame(columns)
+    return pl.DataFrame([_series(name, columns[name], kind) for name, kind in schema.items()])
+
+
+def _series(name: str, values: list[Any], kind: DataType) -> pl.Series:
+    if set(map(type, values)) <= {_EXACT.get(kind.name), NoneType}:
+        with suppress(pl.exceptions.PolarsError, OverflowError, TypeError):
+            return pl.Series(name, values, dtype=kind.polars, strict=True)
+    coerce = coercion(kind, as_read=True)
+    made: list[Any] = []
+    try:
+        # What was extended by before an error stays: it says which value it was.
+        made.extend(None if value is None else coerce(value) for value in values)
+    except UNFIT as error:
+        raise UnfitError(len(made), name, error) from None
+    if kind.name != "timestamp":
+        return pl.Series(name, made, dtype=kind.polars, strict=True)
+    # Polars looks up the zone of every time; without a zone this is three times as quick.
+    plain = [None if time is None else time.replace(tzinfo=None) for time in made]
+    return pl.Series(name, plain, dtype=pl.Datetime("us"), strict=True).dt.replace_time_zone("UTC")
 
 
 class UnfitError(SchemaError):
-    """A value that does not fit its column."""
+    """A value that does not fit its column: which row, by its number from 0, and which column."""
 
     def __init__(self, row: int, column: str, problem: Exception) -> None:
         super().__init__(f"column {column}: {problem}")
@@ -228,3 +237,12 @@ _PLAIN: Final[dict[str, Coercion]] = {
     "timestamp": _timestamp,
 }
 _AS_READ: Final[dict[str, Coercion]] = {"date": _read_date, "timestamp": _read_timestamp}
+_EXACT: Final[dict[str, type]] = {
+    "double": float,
+    "string": str,
+    "binary": bytes,
+    "boolean": bool,
+    "date": dt.date,
+    **dict.fromkeys(_BITS, int),
+}
+"""The Python types whose values need no coercion. Whether an integer fits its bits, Polars checks."""

@@ -14,7 +14,7 @@ import polars as pl
 
 from fordstone.errors import FordstoneError, SchemaError, TaskError
 from fordstone.lang.schema import Schema
-from fordstone.lang.values import UnfitError, frame_of_rows
+from fordstone.lang.values import UnfitError, frame_of_columns
 from fordstone.operators.base import ROW_ID, ROW_WATERMARK, Emit, Emits, Moment, Operator, by_watermark
 from fordstone.operators.dead_letter import (
     DEAD,
@@ -242,15 +242,16 @@ def user_function(step: p.Function, function: Callable[..., Any], *, time: str |
 
 def frame_of(records: Sequence[Record], schema: Schema, step: str) -> pl.DataFrame:
     """Records as a frame of a schema; raises `SchemaError` for what does not fit."""
+    known = set(schema)
     for record in records:
-        unknown = record.keys() - set(schema)
-        if unknown:
+        if not record.keys() <= known:
+            unknown = record.keys() - known
             raise SchemaError(
                 f"step {step}: the function gave {', '.join(sorted(map(str, unknown)))}, which the declared schema "
                 f"({', '.join(schema)}) does not have. Declare schema=."
             )
     try:
-        return frame_of_rows([[record.get(name) for name in schema] for record in records], schema)
+        return frame_of_columns({name: [record.get(name) for record in records] for name in schema}, schema)
     except UnfitError as error:
         record = records[error.row]
         raise SchemaError(

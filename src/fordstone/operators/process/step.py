@@ -25,7 +25,7 @@ from fordstone.errors import ConfigError, FordstoneError, PipelineError, PlanErr
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, UNIT_US, duration_us, human_us
 from fordstone.lang.polars.times import microseconds
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
-from fordstone.lang.values import LEAST_US, MOST_US, UTC, coercion, microseconds_of, time_of
+from fordstone.lang.values import LEAST_US, MOST_US, UNFIT, coercion, microseconds_of, time_of
 from fordstone.operators.aggregate.partial import ONE
 from fordstone.operators.base import (
     IN_STEP,
@@ -261,20 +261,6 @@ def _refuse_other_years(column: pl.Series, step: str) -> None:
         )
 
 
-_SURE: Final[dict[str, tuple[type, int]]] = {
-    "string": (str, 0),
-    "bigint": (int, 2**63),
-    "int": (int, 2**31),
-    "double": (float, 0),
-    "boolean": (bool, 0),
-    "timestamp": (dt.datetime, 0),
-    "date": (dt.date, 0),
-    "binary": (bytes, 0),
-}
-"""Python types whose values fit a column of this type, integers below this number. Other types need a closer look."""
-_UNSURE: Final = (type(None), 0)
-
-
 class Given:
     """The rows that a function gave during one call of its operator."""
 
@@ -282,7 +268,7 @@ class Given:
         """`time`: where the rows carry event time, if they do."""
         self._step = step
         self._schema = schema
-        self._sure = {name: _SURE.get(kind.name, _UNSURE) for name, kind in schema.items()}
+        self._coercions = {name: coercion(kind, as_read=True) for name, kind in schema.items()}
         self._time = time
         self._records: list[Record] = []
         self._marks: list[int] = []
@@ -295,23 +281,21 @@ class Given:
         """What the function gave as a list; raises for a record that does not fit the schema."""
         records = [made] if isinstance(made, dict) else list(made)
         for record in records:
-            if not self._surely_fits(record):
+            if not self._fits(record):
                 self._frame([record])
         return records
 
-    def _surely_fits(self, record: Any) -> bool:
-        """Whether a record fits for certain. Quick: a frame of one record takes a hundred times as long."""
-        if not isinstance(record, dict) or len(record) != len(self._sure):
+    def _fits(self, record: Any) -> bool:
+        """Whether a record fits. A frame of one record, whose error says why not, takes a hundred times as long."""
+        if not isinstance(record, dict) or record.keys() - self._coercions.keys():
             return False
-        for name, (kind, below) in self._sure.items():
-            value = record.get(name, self)
-            if value is None:
-                continue
-            exact = isinstance(value, kind) and (kind is not int or not isinstance(value, bool))
-            if not exact or (isinstance(value, int) and below and not -below <= value < below):
-                return False
-            if isinstance(value, dt.datetime) and (kind is dt.date or value.tzinfo is not UTC):
-                return False
+        try:
+            for name, coerce in self._coercions.items():
+                value = record.get(name)
+                if value is not None:
+                    coerce(value)
+        except UNFIT:
+            return False
         return True
 
     def take(self, made: Any, mark: int) -> None:
@@ -349,21 +333,10 @@ class Given:
             self._records, self._marks = [], []
 
     def _frame(self, records: Sequence[Record]) -> pl.DataFrame:
-        """The records as a frame: quickly if they have exactly the columns, else with a closer look."""
-        schema, width = self._schema.polars, len(self._schema)
-        try:
-            columns = [[record[name] for record in records] for name in schema]
-            if all(len(record) == width for record in records):
-                return pl.DataFrame(
-                    [_series(name, values, schema[name]) for name, values in zip(schema, columns, strict=True)]
-                )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, pl.exceptions.PolarsError):
-            pass  # the error is raised below, with the record that is wrong
-        for record in records:
-            if not isinstance(record, dict):
-                raise TaskError(
-                    f"step {self._step}: the function gave {type(record).__name__} {record!r}; records are dicts."
-                )
+        if others := [record for record in records if not isinstance(record, dict)]:
+            raise TaskError(
+                f"step {self._step}: the function gave {type(others[0]).__name__} {others[0]!r}; records are dicts."
+            )
         return frame_of(records, self._schema, self._step)
 
     def _check_times(self, frame: pl.DataFrame, time: EventTime, floors_us: Any) -> None:
@@ -377,23 +350,6 @@ class Given:
                 f"{'missing' if found[time.column] is None else f'before {floor}'}: it would be late for the next step. Give the "
                 f"time of the row or timer, or a later one; or name the column differently, so that it is not the event time."
             )
-
-
-def _series(name: str, values: list[Any], dtype: pl.DataType) -> pl.Series:
-    if dtype == _TIMESTAMP:
-        # Polars looks up the zone of every time; without a zone this is three times as quick.
-        plain = [value if value is None else _without_zone(value) for value in values]
-        return pl.Series(name, plain, dtype=pl.Datetime("us"), strict=True).dt.replace_time_zone("UTC")
-    return pl.Series(name, values, dtype=dtype, strict=True)
-
-
-def _without_zone(value: Any) -> dt.datetime:
-    if value.tzinfo is UTC:
-        plain: dt.datetime = value.replace(tzinfo=None)
-        return plain
-    if not isinstance(value, dt.datetime) or value.tzinfo is None:
-        raise TypeError(f"{value!r} is not a datetime with a time zone")
-    return value.astimezone(UTC).replace(tzinfo=None)
 
 
 def _with_id(frame: pl.DataFrame) -> pl.DataFrame:
