@@ -199,18 +199,24 @@ class MemorySource:
 
     def inferred(self) -> dict[str, str]:
         """The columns and types of the rows that are there."""
-        with self._lock:
-            found = [rows for pieces in self._pieces for rows in pieces if len(rows)]
+        found = self._there()
         if not found:
             raise ConfigError("no rows are there yet to see their columns. Add schema=.")
         return inferred_schema(found[0])
 
     def check(self, schema: Schema) -> None:
-        """Raise if the rows that are there cannot be those of the schema."""
-        with self._lock:
-            found = [rows for pieces in self._pieces for rows in pieces if len(rows)]
+        """Raise if a row that is there does not fit the schema."""
+        self.check_names(schema)
+        for rows in self._there():
+            if rejected := _Made.of(rows, 0, schema).rejected:
+                first = rejected[0]
+                count = f" It is the first of {len(rejected)} rows that do not fit." if len(rejected) > 1 else ""
+                raise SchemaError(f"row {first.position} does not fit the schema: {first.reason}.{count}")
+
+    def check_names(self, schema: Schema) -> None:
+        """Raise if none of the rows that are there has a column of the schema."""
         names: dict[str, None] = {}
-        for rows in found:
+        for rows in self._there():
             if isinstance(rows, pl.DataFrame):
                 names |= dict.fromkeys(rows.columns)
                 continue
@@ -220,11 +226,10 @@ class MemorySource:
             if names and name not in names:
                 hint = did_you_mean(name, names) or f"The rows have: {', '.join(map(str, names))}."
                 raise SchemaError(f"no row has the column {name!r}. {hint}")
-        for rows in found:
-            if rejected := _Made.of(rows, 0, schema).rejected:
-                first = rejected[0]
-                count = f" It is the first of {len(rejected)} rows that do not fit." if len(rejected) > 1 else ""
-                raise SchemaError(f"row {first.position} does not fit the schema: {first.reason}.{count}")
+
+    def _there(self) -> list[Rows]:
+        with self._lock:
+            return [rows for pieces in self._pieces for rows in pieces if len(rows)]
 
     def add_partition(self) -> int:
         """Begin another partition and give its number."""

@@ -127,7 +127,7 @@ def _fed(plan: p.Plan, rows: Mapping[str, object]) -> p.Plan:
         if not isinstance(live, MemorySource) or not live.replays:
             raise ConfigError(f"source {step.name}: give a list of rows or a frame; a generator can be read once only.")
         try:
-            live.check(Schema.of(step.schema))
+            live.check_names(Schema.of(step.schema))
         except FordstoneError as error:
             raise type(error)(f"source {step.name}: {error}") from None
         return msgspec.structs.replace(step, connector=connector)
