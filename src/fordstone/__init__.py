@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from fordstone.api.pattern import Pattern
     from fordstone.api.pipeline import Pipeline
     from fordstone.api.process import Context, KeyedFunction, ListState, MapState, Timer, ValueState
-    from fordstone.api.stream import Stream, by_count, session, sliding, tumbling
+    from fordstone.api.stream import Stream
+    from fordstone.api.windows import by_count, session, sliding, tumbling
     from fordstone.errors import FordstoneError
     from fordstone.operators.aggregate.user import Aggregator
 
@@ -60,7 +61,7 @@ _HOMES = {
     "beta_high": "fordstone.api.column",
     "beta_low": "fordstone.api.column",
     "beta_mean": "fordstone.api.column",
-    "by_count": "fordstone.api.stream",
+    "by_count": "fordstone.api.windows",
     "col": "fordstone.api.column",
     "collect": "fordstone.api.column",
     "count": "fordstone.api.column",
@@ -74,11 +75,11 @@ _HOMES = {
     "median": "fordstone.api.column",
     "min_": "fordstone.api.column",
     "quantile": "fordstone.api.column",
-    "session": "fordstone.api.stream",
-    "sliding": "fordstone.api.stream",
+    "session": "fordstone.api.windows",
+    "sliding": "fordstone.api.windows",
     "stddev": "fordstone.api.column",
     "sum_": "fordstone.api.column",
-    "tumbling": "fordstone.api.stream",
+    "tumbling": "fordstone.api.windows",
     "variance": "fordstone.api.column",
     "when": "fordstone.api.column",
 }

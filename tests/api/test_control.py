@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fordstone import FordstoneError, Pipeline, Stream, tumbling
-from fordstone.api.stream import ControlTable
+from fordstone.api.table import ControlTable
 from fordstone.connectors import files
 from fordstone.plan.plan import Mode
 from fordstone.planner.split import split

@@ -11,7 +11,7 @@ import pytest
 from tests.api.sql_runs import answer, columns, pipeline, rows_of, same_plan
 
 from fordstone import Pipeline, Stream, tumbling
-from fordstone.api.stream import session, sliding
+from fordstone.api.windows import session, sliding
 from fordstone.connectors import memory
 from fordstone.errors import ExpressionError, PipelineError
 

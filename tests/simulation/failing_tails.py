@@ -15,7 +15,8 @@ from tests.simulation.rows import Row, check_equal, in_order, second_of
 from tests.simulation.tails import LATE, LETTERS, MORE, OUT, STEP, Given, Sinks, Tail, attach_sinks, by_key
 
 from fordstone.api.process import Context, KeyedFunction, Timer, ValueState
-from fordstone.api.stream import Stream, tumbling
+from fordstone.api.stream import Stream
+from fordstone.api.windows import tumbling
 
 SILENCE_S: Final = 3
 FAILING_NUMBER: Final = 3

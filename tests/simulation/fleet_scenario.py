@@ -13,7 +13,7 @@ from tests.simulation.rows import LATENESS_S, Row
 from tests.simulation.scenario import timed_source
 
 from fordstone.api.pipeline import Pipeline
-from fordstone.api.stream import tumbling
+from fordstone.api.windows import tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.plan.plan import Mode, Plan, Source
 

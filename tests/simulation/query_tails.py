@@ -10,7 +10,8 @@ from typing import Any, Final, Literal
 from tests.simulation.rows import Row, check_equal, in_order, second_of
 from tests.simulation.tails import LATE, OUT, STEP, Given, Sinks, Tail, attach_sinks, by_key
 
-from fordstone.api.stream import Stream, tumbling
+from fordstone.api.stream import Stream
+from fordstone.api.windows import tumbling
 from fordstone.plan.plan import Numbering
 
 TOP_WINDOW_S: Final = 10

@@ -16,7 +16,8 @@ from tests.simulation.tail_choice import draw_tail
 from tests.simulation.tails import TAIL_SINKS, Tail
 
 from fordstone.api.pipeline import Pipeline
-from fordstone.api.stream import Stream, tumbling
+from fordstone.api.stream import Stream
+from fordstone.api.windows import tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.plan.plan import ConnectorSpec, Guarantee, Mode, Plan
 

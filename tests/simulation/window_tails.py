@@ -13,7 +13,8 @@ from tests.simulation.query_tails import VALUES, values_of
 from tests.simulation.rows import Row, SimulationError, check_equal, in_order, second_of
 from tests.simulation.tails import MORE, OUT, STEP, Given, Sinks, Tail, attach_sinks, by_key
 
-from fordstone.api.stream import Stream, by_count, session, sliding
+from fordstone.api.stream import Stream
+from fordstone.api.windows import by_count, session, sliding
 from fordstone.plan.plan import Window
 
 # By count, rows of one time are ordered by what is read, in this order: so, by id.

@@ -25,7 +25,8 @@ from fordstone.planner.guarantee import path_guarantees
 
 if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
-    from fordstone.api.stream import LookupTable, Stream
+    from fordstone.api.stream import Stream
+    from fordstone.api.table import LookupTable
 
 Span = str | timedelta
 

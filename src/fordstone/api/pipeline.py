@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 
 from fordstone.api.graph import Graph, Timing
 from fordstone.api.run import OnProgress, Run, Work, shortened
-from fordstone.api.stream import ControlTable, LookupTable, Stream, TableRows, table_of
+from fordstone.api.stream import Stream
+from fordstone.api.table import ControlTable, LookupTable, TableRows, table_of
 from fordstone.connectors.base import live_of
 from fordstone.connectors.memory import MemorySource
 from fordstone.connectors.registry import first_look

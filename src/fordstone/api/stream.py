@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from html import escape
 from typing import TYPE_CHECKING, Any, Unpack, get_args
@@ -18,11 +17,11 @@ from fordstone.api.column import Column, expression_source
 from fordstone.api.graph import Graph, Span, Timing, graph_of
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
-from fordstone.connectors.base import SinkStream, live_of
+from fordstone.api.table import ControlTable, LookupTable, TableRows, table_of
+from fordstone.connectors.base import SinkStream
 from fordstone.connectors.function import function_sink
-from fordstone.connectors.lookup_table import inline_spec, read_table
-from fordstone.connectors.memory import MemorySource, checked_rows, inferred_schema, memory, to_pandas
-from fordstone.connectors.registry import open_sink, source_delivery
+from fordstone.connectors.memory import to_pandas
+from fordstone.connectors.registry import open_sink
 from fordstone.connectors.stdout import stdout
 from fordstone.errors import ConfigError, FordstoneError, PipelineError
 from fordstone.lang.aggregates import parse_aggregate
@@ -42,35 +41,9 @@ if TYPE_CHECKING:
     from fordstone.api.pipeline import Pipeline
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlTable:
-    """A table that the center writes (`to_edges`) and every node reads (`join_control`). Made by `Pipeline.control`."""
-
-    pipeline: Pipeline
-    name: str
-    schema: Schema
-    keys: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return f"ControlTable({self.name}: {shown(self.schema)}; key {', '.join(self.keys)})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookupTable:
-    """A table that does not change, which streams are joined with. Made by `Pipeline.table`."""
-
-    name: str
-    connector: p.ConnectorSpec
-    schema: Schema
-
-    def __repr__(self) -> str:
-        return f"LookupTable({self.name}: {shown(self.schema)})"
-
-
 Expr = str | Column
 On = str | Sequence[str] | Mapping[str, str]
 """Columns that must be equal: of both sides, or from those of the left to those of the right."""
-TableRows = Sequence[Mapping[str, Any]] | pl.DataFrame
 Aggregated = str | Column | AggregatorCall
 """An aggregate expression as SQL text or built, or `MyAggregator.of(...)`."""
 Record = dict[str, Any]
@@ -836,36 +809,6 @@ def _join_columns(step: str, on: On) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(left for left, _ in pairs), tuple(right for _, right in pairs)
 
 
-def table_of(
-    table: p.ConnectorSpec | LookupTable | TableRows, schema: Mapping[str, str] | None
-) -> tuple[p.ConnectorSpec, Schema]:
-    """The table as it stands in the plan, and its columns."""
-    if isinstance(table, LookupTable):
-        if schema is not None:
-            raise ConfigError(f"table {table.name} has its columns already. Leave schema= out.")
-        return table.connector, table.schema
-    if isinstance(table, p.ConnectorSpec):
-        if schema is None:
-            raise ConfigError('a lookup needs the columns of its table: schema={"device": "string", "site": "string"}.')
-        source_delivery(table)
-        columns = Schema.of(schema)
-        live = live_of(table)
-        if isinstance(live, MemorySource) and not live.replays:
-            raise ConfigError(
-                "a generator is not a table, which is read whole before the first row. Give its rows as a list."
-            )
-        # What lives in this process would not be there where the plan is read.
-        return (table if live is None else inline_spec(read_table(table, columns))), columns
-    try:
-        rows = checked_rows(table, "lookup")
-    except ConfigError:
-        raise ConfigError(
-            f'{table!r} is not a table. Give files("devices.csv"), a list of records, or a frame.'
-        ) from None
-    columns = Schema.of(inferred_schema(rows) if schema is None else schema)
-    return inline_spec(read_table(memory([rows]), columns)), columns
-
-
 def _named_aggregate(
     name: str, wanted: Aggregated | type, schema: Schema, register: Callable[[Callable[..., Any]], str]
 ) -> p.NamedAggregate:
@@ -904,52 +847,3 @@ def _user_aggregate(
         result=str(DataType.parse(result)),
     )
     return p.NamedAggregate(name, f"{aggregator.__name__}({', '.join(arguments)})", user)
-
-
-def tumbling(size: str | timedelta, *, offset: str | timedelta = "0s") -> p.Tumbling:
-    """Windows that follow each other without gap or overlap: `tumbling("10s")`.
-
-    A window is closed-open, `[start, start + size)`, and aligned to 1970-01-01 00:00 UTC; `offset` shifts it, so
-    `tumbling("1d", offset="6h")` gives days that begin at six.
-    """
-    size_us = positive_us(size, what="tumbling size")
-    return p.Tumbling(size_us=size_us, offset_us=duration_us(offset, what="tumbling offset") % size_us)
-
-
-def sliding(size: str | timedelta, *, every: str | timedelta, offset: str | timedelta = "0s") -> p.Sliding:
-    """Windows of one size that start at a regular interval: `sliding("60s", every="10s")`.
-
-    A window is closed-open, `[start, start + size)`; starts are multiples of `every` from 1970-01-01 00:00 UTC, shifted by
-    `offset`. A row counts for every window that it lies in. With `every` longer than `size` there are gaps between
-    windows, and rows in them count for none.
-    """
-    size_us, slide_us = positive_us(size, what="sliding size"), positive_us(every, what="sliding every")
-    return p.Sliding(
-        size_us=size_us, slide_us=slide_us, offset_us=duration_us(offset, what="sliding offset") % slide_us
-    )
-
-
-def session(gap: str | timedelta) -> p.Session:
-    """Rows of a key that follow each other by less than `gap`: `session("30s")`.
-
-    A session is `[first, last + gap)`: rows exactly `gap` apart are of two sessions. It is emitted when the watermark has
-    reached its end.
-    """
-    return p.Session(gap_us=positive_us(gap, what="session gap"))
-
-
-def by_count(size: int, *, every: int | None = None) -> p.Count:
-    """Windows of `size` rows of a key, in order of time: `by_count(100)`, or `by_count(100, every=10)` for one at every tenth.
-
-    A window is emitted when it has `size` rows; a window that never fills is not emitted. `window_start` and `window_end` are the
-    times of its first and its last row. With `every` above `size`, the rows in between are in no window.
-    """
-    return p.Count(size=_rows(size, "size"), slide=_rows(size if every is None else every, "every"))
-
-
-def _rows(given: object, what: str) -> int:
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise ConfigError(f"by_count: {what}={given!r} is not a whole number of rows.")
-    if given < 1:
-        raise ConfigError(f"by_count: {what}={given} must be at least 1.")
-    return given

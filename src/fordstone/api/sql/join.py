@@ -13,7 +13,8 @@ from typing import Final
 from sqlglot import exp
 
 from fordstone.api.sql.scope import Member, Scope, column, column_name, conjuncts, event_time, shifted_column
-from fordstone.api.stream import ControlTable, LookupTable, Stream
+from fordstone.api.stream import Stream
+from fordstone.api.table import ControlTable, LookupTable
 from fordstone.errors import SchemaError
 from fordstone.lang.dialect import offset_of, quoted_name
 from fordstone.lang.expression import parse, parse_predicate

@@ -17,7 +17,8 @@ from fordstone.api.sql.join import Table, joined, joined_table
 from fordstone.api.sql.match import matched
 from fordstone.api.sql.over import Overs, RankBounds, has_over, rank_bounds
 from fordstone.api.sql.scope import HELPERS, Member, Scope, column, column_name, conjuncts, named
-from fordstone.api.stream import ControlTable, LookupTable, Stream
+from fordstone.api.stream import Stream
+from fordstone.api.table import ControlTable, LookupTable
 from fordstone.errors import PipelineError
 from fordstone.lang.dialect import offset_of, quoted_name
 from fordstone.lang.expression import Expression, parse, parse_predicate, split_alias

@@ -12,7 +12,8 @@ from typing import Final
 
 from sqlglot import exp
 
-from fordstone.api.stream import Stream, session, sliding, tumbling
+from fordstone.api.stream import Stream
+from fordstone.api.windows import session, sliding, tumbling
 from fordstone.lang.constants import interval
 from fordstone.lang.dialect import offset_of
 from fordstone.lang.schema import ClashError
