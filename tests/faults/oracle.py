@@ -161,7 +161,7 @@ def judge_refused(folder: Path, letters: Path, written: Mapping[str, Sequence[Ro
     wanted = expect(written)
     passed = Counter({row: count for row, count in wanted.kept.items() if not is_refused(row[0])})
     _same("rows that a function passed", Counter(_rows(folder / "out" / "passed")), passed)
-    failed: Counter[tuple[str | None, int | None, str, int]] = Counter()
+    failed: Counter[tuple[str, int, str, int]] = Counter()
     for name, part in written.items():
         position = 0
         for row in part:
@@ -170,8 +170,8 @@ def judge_refused(folder: Path, letters: Path, written: Mapping[str, Sequence[Ro
             position += len(line_of(row))
     _same("dead letters", Counter(_letters(letters / "refuse")), failed)
     in_time = sorted((wanted.kept - wanted.below).elements(), key=lambda row: (row[2], row[0]))
-    refused = [row[0] for row in in_time if is_refused(row[0])]
-    of_keys = Counter((None, None, f"ValueError: row {number}", number) for number in refused)
+    refused = {row[0] for row in in_time if is_refused(row[0])}
+    of_keys = Counter({letter: count for letter, count in failed.items() if letter[-1] in refused})
     _same("dead letters of the keyed function", Counter(_letters(letters / "refuse_by_k")), of_keys)
     counts: Counter[int] = Counter()
     numbered: Counter[tuple[int, int, int]] = Counter()
@@ -182,10 +182,9 @@ def judge_refused(folder: Path, letters: Path, written: Mapping[str, Sequence[Ro
     _same("rows that a keyed function numbered", Counter(rows(folder / "out" / "numbered").iter_rows()), numbered)
 
 
-def _letters(directory: Path) -> Iterable[tuple[str | None, int | None, str, int]]:
+def _letters(directory: Path) -> Iterable[tuple[str, int, str, int]]:
     for one in rows(directory).iter_rows(named=True):
-        file = None if one["partition"] is None else Path(one["partition"]).name
-        yield file, one["position"], one["reason"], json.loads(one["text"])["id"]
+        yield Path(one["partition"]).name, one["position"], one["reason"], json.loads(one["text"])["id"]
 
 
 def _rows(directory: Path) -> Iterable[Row]:

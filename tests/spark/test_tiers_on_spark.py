@@ -24,7 +24,7 @@ from fordstone.connectors import files
 
 p = Pipeline("hourly")
 readings = p.source(
-    "readings", files("in/*.jsonl"), schema={{"id": "bigint", "device": "string", "ts": "timestamp"}}, time="ts", lateness="{LATENESS_S}s"
+    "readings", files("in/*.jsonl", series="(h)"), schema={{"id": "bigint", "device": "string", "ts": "timestamp"}}, time="ts", lateness="{LATENESS_S}s"
 )
 readings.to_center().sink("rows", files("out/rows", format="jsonl"))
 windows = readings.to_center().group_by("device").window(tumbling("{WINDOW_S}s")).agg(n="count(*)", total="sum(id)")

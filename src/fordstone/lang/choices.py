@@ -8,13 +8,12 @@ from typing import Final
 
 from fordstone.errors import ConfigError, FordstoneError
 
-_WORD_LETTERS_MIN: Final = 3
+_LETTERS_MIN: Final = 3
 
 
 def did_you_mean(given: object, known: Iterable[str], *, cutoff: float = 0.6) -> str:
     """A question that names the nearest of the known words, or the empty text if none is near."""
-    # Of a word of one or two letters, such as a unit, another one is as near as a slip of the finger.
-    lowered = {name.lower(): name for name in known if len(name) >= _WORD_LETTERS_MIN}
+    lowered = {name.lower(): name for name in known}
     near = get_close_matches(str(given).lower(), lowered, n=1, cutoff=cutoff)
     return f"Did you mean {lowered[near[0]]!r}?" if near else ""
 
@@ -26,7 +25,8 @@ def check_word(
     known = tuple(words)
     if isinstance(given, str) and given in known:
         return
-    hint = did_you_mean(given, known) if isinstance(given, str) else ""
+    # Of units, which have one or two letters, any other one is near.
+    hint = did_you_mean(given, [word for word in known if len(word) >= _LETTERS_MIN]) if isinstance(given, str) else ""
     raise error(f"{where}{option}={given!r} must be {one_of(known)}.{hint and f' {hint}'}")
 
 

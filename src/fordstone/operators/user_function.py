@@ -79,14 +79,14 @@ class UserFunction(Operator):
     def _check_times(self, rows: pl.DataFrame, given: pl.Series) -> None:
         """Raise if the function has moved a row back in time: whether that is late would depend on how rows are cut into batches."""
         times = rows.get_column(self._time or "")
-        early = (times < given).fill_null(value=True)
+        early = (times < given).fill_null(value=False)
         if early.any():
             place = int(early.arg_max() or 0)
             made, before = rows.row(place, named=True), given[place if len(given) > 1 else 0]
             raise SchemaError(
-                f"step {self._step.name}: the function gave {row_text(made)[:SHOWN_CHARS_MAX]}, whose {self._time} is "
-                f"{'missing' if made[self._time or ''] is None else f'before {before}, the time that it was given'}. Keep the event time or "
-                "give a later one; or name the column differently, and assign the time afterwards with with_time(...)."
+                f"step {self._step.name}: the function gave {row_text(made)[:SHOWN_CHARS_MAX]}, whose {self._time} is before {before}, the "
+                "time that it was given. Keep the event time or give a later one; or name the column differently, and assign the time "
+                "afterwards with with_time(...)."
             )
 
     def _again(self, record: Record, error: Exception, given: Any) -> Any:
