@@ -165,3 +165,18 @@ def test_a_table_of_other_rows_under_the_name_of_one_that_was_read_is_read_from_
     pl.DataFrame({"n": [11, 12, 13, 14]}).write_parquet(file)
     engine.run(plan)
     assert read(tmp_path) == [1, 2, 3, 11, 12, 13, 14]
+
+
+def test_a_copy_that_differs_before_its_last_bytes_is_not_taken_for_the_file(
+    engine: Engine, tmp_path: Path, down: bool
+):
+    plan, log = reading(tmp_path), tmp_path / "in/app.log"
+    add(log, [1, *[7] * 2000])
+    engine.run(plan)
+    if down:
+        engine.restart()
+    log.write_bytes(b"")
+    add(log.with_name("app.log.1"), [2, *[7] * 2000])
+    with pytest.raises(SourceError, match=r"app\.log shrank"):
+        engine.run(plan)
+    assert read(tmp_path) == [1, *[7] * 2000]
