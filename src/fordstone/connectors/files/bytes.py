@@ -65,7 +65,7 @@ class Mark:
             born_ns=_born_ns(fd),
             offset=at,
             size=-1 if offset is None else looks.st_size,
-            tail=_tail(fd, at),
+            tail=tail_hash(fd, at),
             crc=_crc(fd, 0, at) if known is None else _crc(fd, known.offset, at, known.crc),
         )
 
@@ -94,7 +94,7 @@ class Mark:
 
     def is_on(self, fd: int) -> bool:
         """Whether an open file, which is this one, still has the last bytes before the offset."""
-        return os.fstat(fd).st_size >= self.offset and _tail(fd, self.offset) == self.tail
+        return os.fstat(fd).st_size >= self.offset and tail_hash(fd, self.offset) == self.tail
 
     def is_of(self, path: Path) -> bool:
         """Whether there is this very file, by its inode, whatever it contains now."""
@@ -125,7 +125,8 @@ class Mark:
         return os.fstat(fd).st_ino == self.inode and (born_ns == self.born_ns or not (born_ns and self.born_ns))
 
 
-def _tail(fd: int, offset: int) -> str:
+def tail_hash(fd: int, offset: int) -> str:
+    """Hash the last bytes before the offset."""
     start = max(0, offset - MARK_BYTES)
     return blake2b(read_at(fd, start, offset - start), digest_size=8).hexdigest()
 

@@ -14,24 +14,28 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from fordstone.connectors.files.bytes import MARK_BYTES, Mark, opened, shrank, unreadable
+from fordstone.connectors.files.bytes import Mark, opened, shrank, tail_hash, unreadable
 from fordstone.connectors.files.series import rotated_from
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import GoneError, ReplacedError
+from fordstone.errors import GoneError, ReplacedError, SourceError
 from fordstone.plan.ids import PartitionId
 
+COPY_SECONDS: Final = 10
+"""A copy that is being made has been written to within this time."""
 _NUMBERED: Final = re.compile(r"(?P<name>.+)~\d+")
 
 
 class Whereabouts:
     """Where the file of each partition is. Used by all threads that read a source."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, bounded: bool) -> None:
         self.root = root
+        self._bounded = bounded
         self._lock = threading.RLock()
         self._names: dict[str, str] = {}
         """Of known partitions: the path below the root."""
@@ -126,15 +130,23 @@ class Whereabouts:
             return [PartitionId(name) for name in (*(owner for _, owner in sorted(owners.items())), *sorted(missed))]
 
     def _is_being_copied(self, name: str, owners: Mapping[str, str]) -> bool:
-        """Whether a rotated file begins as the one that it is rotated from: that one will be truncated when the copy is whole."""
+        """Whether a rotated file was just written, and ends as the one that it is rotated from has bytes at that place.
+
+        That one will be truncated when the copy is whole. If it is not, this is a file of its own, which is read after a moment;
+        bounded input is all there at once.
+        """
         base = rotated_from(name)
-        if base is None or base not in owners:
+        if self._bounded or base is None or base not in owners:
             return False
         try:
-            with (self.root / name).open("rb") as copy, (self.root / base).open("rb") as origin:
-                head = copy.read(MARK_BYTES)
-                return head == origin.read(len(head))
-        except OSError:
+            looks = (self.root / name).stat()
+            if looks.st_size == 0:
+                return True
+            if abs(time.time() - looks.st_ctime) >= COPY_SECONDS:
+                return False
+            with opened(self.root / name) as copy, opened(self.root / base) as origin:
+                return tail_hash(copy, looks.st_size) == tail_hash(origin, looks.st_size)
+        except (OSError, SourceError):
             return False
 
     def _named(self, partition: str) -> str:

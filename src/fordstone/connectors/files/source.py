@@ -54,7 +54,7 @@ class FileSource(Source):
         self._found: Sequence[PartitionId] | None = None
         self._tables: dict[str, TableReader] = {}
         self._known_sizes: dict[str, int] | None = None
-        self._where = Whereabouts(self._root)
+        self._where = Whereabouts(self._root, bounded=options.bounded)
         self._ends: dict[str, int] = {}
         """Where bounded text files ended when they were first planned."""
         self._unfinished: dict[str, tuple[int, int]] = {}
