@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.spark.micro import MicroSpark
 
 from fordstone import Pipeline
 from fordstone.connectors import files, rows
+from fordstone.errors import SourceError
 
 Go = Callable[..., list[str]]
 """Reads what is there now in `in/`, and returns all that was read so far."""
@@ -94,3 +96,38 @@ def test_a_file_that_was_replaced_by_one_with_the_same_bytes_is_the_same_file(go
     write(tmp_path / "in/.new", "a", "b", "c")
     (tmp_path / "in/.new").replace(tmp_path / "in/1.jsonl")
     assert go() == ["a", "b", "c"]
+
+
+def rotate(log: Path, *, delayed: bool) -> None:
+    """As logrotate does with `compress`, and with `delaycompress` too."""
+    for age in (3, 2, 1):
+        for ending in ("", ".gz"):
+            old = log.with_name(f"{log.name}.{age}{ending}")
+            if old.exists():
+                old.rename(log.with_name(f"{log.name}.{age + 1}{ending}"))
+    log.rename(log.with_name(f"{log.name}.1"))
+    plain = log.with_name(f"{log.name}.{2 if delayed else 1}")
+    if plain.exists():
+        with gzip.open(f"{plain}.gz", "wb") as packed:
+            packed.write(plain.read_bytes())
+        plain.unlink()
+
+
+@pytest.mark.parametrize("delayed", [True, False])
+def test_a_rotated_log_that_is_compressed_after_it_was_read_is_not_read_again(go: Go, tmp_path: Path, delayed: bool):
+    log = tmp_path / "in/app.log"
+    for turn in range(4):
+        write(log, f"{turn} a", f"{turn} b")
+        assert len(go("app.log*")) == 2 * turn + 2
+        rotate(log, delayed=delayed)
+    assert len(go("app.log*")) == 8
+
+
+def test_a_log_that_is_compressed_before_it_was_read_to_its_end_is_an_error(go: Go, tmp_path: Path):
+    log = tmp_path / "in/app.log"
+    write(log, "a")
+    go("app.log*")
+    write(log, "a", "b")
+    rotate(log, delayed=False)
+    with pytest.raises(SourceError, match=r"app\.log\.1\.gz: compressed files can be read only as bounded input"):
+        go("app.log*")

@@ -14,7 +14,7 @@ import sys
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
@@ -28,6 +28,8 @@ MARK_BYTES: Final = 4096
 PACKED_SUFFIXES: Final = (".gz", ".zst")
 _SKIP_BYTES: Final = 1 << 20
 """How much is read or unpacked at a time on the way to a position."""
+_GZIP_END: Final = struct.Struct("<II")
+"""The last bytes of a gzip file: the CRC-32 and the size of what is packed in it."""
 # Of the Linux call statx, which Python has from 3.15 on: how large its result is, and where the time of creation is in it.
 _STATX: Final = getattr(ctypes.CDLL(None), "statx", None) if sys.platform == "linux" else None
 _STATX_BYTES: Final = 256
@@ -119,6 +121,21 @@ class Mark:
                 return self.is_on(fd) and _crc(fd, 0, self.offset) == self.crc
         except SourceError:
             return False
+
+    def is_packed_in(self, path: Path) -> bool:
+        """Whether there is a compressed file of exactly the bytes before the offset. One of gzip is not unpacked: it says so at its end."""
+        try:
+            if path.suffix == ".gz":
+                with opened(path) as fd:
+                    end = read_at(fd, os.fstat(fd).st_size - _GZIP_END.size, _GZIP_END.size)
+                return _GZIP_END.unpack(end) == (self.crc, self.offset & 0xFFFFFFFF)
+            crc = size = 0
+            with closing(PackedFile(path)) as packed:
+                while size <= self.offset and (data := packed.at(size, _SKIP_BYTES)):
+                    crc, size = zlib.crc32(data, crc), size + len(data)
+        except (OSError, SourceError, struct.error):
+            return False
+        return (crc, size) == (self.crc, self.offset)
 
     def _is_file(self, fd: int) -> bool:
         born_ns = _born_ns(fd)

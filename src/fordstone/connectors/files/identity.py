@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from fordstone.connectors.files.bytes import Mark, opened, shrank, tail_hash, unreadable
+from fordstone.connectors.files.bytes import PACKED_SUFFIXES, Mark, opened, shrank, tail_hash, unreadable
 from fordstone.connectors.files.series import rotated_from
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import GoneError, ReplacedError, SourceError
@@ -47,6 +47,9 @@ class Whereabouts:
         """Partitions that had been read to their end: nothing is missed if their files are gone."""
         self._lost: set[str] = set()
         """Partitions whose files were found nowhere: they are not searched for again."""
+
+        self._packed: set[tuple[str, int | None]] = set()
+        """Compressed files, by name and inode, whose rows were read before they were compressed."""
 
     def restore(self, cuts: Mapping[str, PartitionCut]) -> None:
         """Take in what cuts say of partitions. A mark that is further on replaces an older one."""
@@ -102,7 +105,8 @@ class Whereabouts:
                 with opened(path) as fd:  # the inode may be another one from now on
                     self.marked(partition, fd, None if mark.size < 0 else mark.offset)
                 return path
-            if looks is None or self._is_of_another(here, partition):
+            packed = (path for path in _files_in(here.parent) if path.suffix in PACKED_SUFFIXES)
+            if looks is None or self._is_of_another(here, partition) or any(map(mark.is_packed_in, packed)):
                 raise unreadable(here, FileNotFoundError())
         raise _replaced(here, looks, mark)
 
@@ -124,7 +128,7 @@ class Whereabouts:
                 if partition in self._marks or path in listed:
                     owners.setdefault(path, partition)
             for name in names:
-                if name not in owners and not self._is_being_copied(name, owners):
+                if name not in owners and not self._is_being_copied(name, owners) and not self._was_read(name):
                     owners[name] = self._new_id(name)
                     self._names[owners[name]] = name
             return [PartitionId(name) for name in (*(owner for _, owner in sorted(owners.items())), *sorted(missed))]
@@ -148,6 +152,16 @@ class Whereabouts:
                 return tail_hash(copy, looks.st_size) == tail_hash(origin, looks.st_size)
         except (OSError, SourceError):
             return False
+
+    def _was_read(self, name: str) -> bool:
+        """Whether a compressed file is what became of a rotated one that was read to its end. Compressed input that is bounded is read."""
+        if self._bounded or rotated_from(name) is None or not name.endswith(PACKED_SUFFIXES):
+            return False
+        path = self.root / name
+        looks = (name, _inode(path))
+        if looks not in self._packed and any(mark.is_packed_in(path) for mark in self._marks.values()):
+            self._packed.add(looks)
+        return looks in self._packed
 
     def _named(self, partition: str) -> str:
         """The path that a partition had when it was found."""

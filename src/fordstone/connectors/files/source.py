@@ -234,7 +234,8 @@ class FileSource(Source):
             )
         if path.suffix in PACKED_SUFFIXES and (file_format in TABLES or self._grows()):
             raise SourceError(
-                f"{path}: compressed files can be read only as bounded input, of JSON lines or CSV. Unpack it first."
+                f"{path}: compressed files can be read only as bounded input, of JSON lines or CSV. Unpack it first. Only the compressed form of "
+                "a rotated file that was read to its end is left out."
             )
         return file_format
 
