@@ -10,9 +10,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 from tests.spark.both_engines import Engine, engine_fixture
+from tests.spark.micro import MicroSpark
 
 from fordstone import Pipeline
 from fordstone.connectors import files, rows
+from fordstone.connectors.files import identity
+from fordstone.edge.config import RunConfig
+from fordstone.edge.run import run
 from fordstone.errors import SourceError
 from fordstone.plan.plan import Plan
 
@@ -96,7 +100,8 @@ def test_a_log_that_is_rotated_again_and_again_is_read_once(engine: Engine, tmp_
     assert read(tmp_path) == list(range(80))
 
 
-def test_a_log_that_is_being_copied_is_not_read_twice(engine: Engine, tmp_path: Path):
+def test_a_log_that_is_being_copied_is_not_read_twice(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(identity, "COPY_SECONDS", 3600)
     plan, log = reading(tmp_path), tmp_path / "in/app.log"
     add(log, range(100))
     engine.run(plan)
@@ -110,6 +115,31 @@ def test_a_log_that_is_being_copied_is_not_read_twice(engine: Engine, tmp_path: 
     add(log, range(100, 105))
     engine.run(plan)
     assert read(tmp_path) == list(range(105))
+
+
+def test_a_rotated_log_that_begins_as_the_newest_does_is_read_after_a_moment(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    plan, log = reading(tmp_path), tmp_path / "in/app.log"
+    add(log, [1, 1, 2])
+    add(log.with_name("app.log.1"), [1])
+    monkeypatch.setattr(identity, "COPY_SECONDS", 3600)
+    engine.run(plan)
+    assert read(tmp_path) == [1, 1, 2]
+    monkeypatch.setattr(identity, "COPY_SECONDS", 0)
+    engine.restart()
+    engine.run(plan)
+    assert read(tmp_path) == [1, 1, 1, 2]
+
+
+def test_bounded_input_has_all_rotated_logs_even_if_they_are_equal(tmp_path: Path):
+    for name in ("app.log", "app.log.1", "app.log.2"):
+        add(tmp_path / "in" / name, [1])
+    spark_root = tmp_path / "spark"
+    shutil.copytree(tmp_path / "in", spark_root / "in")
+    run(reading(tmp_path), {}, RunConfig(node="n", bounded=True, state=str(tmp_path / "state")))
+    MicroSpark().run_batch(reading(spark_root), state=spark_root / "state")
+    assert read(tmp_path) == read(spark_root) == [1, 1, 1]
 
 
 def test_a_file_that_was_replaced_by_other_content_is_an_error_that_names_both(
@@ -165,3 +195,18 @@ def test_a_table_of_other_rows_under_the_name_of_one_that_was_read_is_read_from_
     pl.DataFrame({"n": [11, 12, 13, 14]}).write_parquet(file)
     engine.run(plan)
     assert read(tmp_path) == [1, 2, 3, 11, 12, 13, 14]
+
+
+def test_a_copy_that_differs_before_its_last_bytes_is_not_taken_for_the_file(
+    engine: Engine, tmp_path: Path, down: bool
+):
+    plan, log = reading(tmp_path), tmp_path / "in/app.log"
+    add(log, [1, *[7] * 2000])
+    engine.run(plan)
+    if down:
+        engine.restart()
+    log.write_bytes(b"")
+    add(log.with_name("app.log.1"), [2, *[7] * 2000])
+    with pytest.raises(SourceError, match=r"app\.log shrank"):
+        engine.run(plan)
+    assert read(tmp_path) == [1, *[7] * 2000]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from fordstone.connectors.base import Reader, ReadPlan, Source, SourceOptions
-from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, Mark, Tracked, open_bytes, shrank, unreadable
+from fordstone.connectors.files.bytes import PACKED_SUFFIXES, FileBytes, Tracked, open_bytes, opened, shrank, unreadable
 from fordstone.connectors.files.columns import check_declared
 from fordstone.connectors.files.formats import CsvRows, JsonLines, LineFormat
 from fordstone.connectors.files.identity import Whereabouts
@@ -54,7 +54,7 @@ class FileSource(Source):
         self._found: Sequence[PartitionId] | None = None
         self._tables: dict[str, TableReader] = {}
         self._known_sizes: dict[str, int] | None = None
-        self._where = Whereabouts(self._root)
+        self._where = Whereabouts(self._root, bounded=options.bounded)
         self._ends: dict[str, int] = {}
         """Where bounded text files ended when they were first planned."""
         self._unfinished: dict[str, tuple[int, int]] = {}
@@ -86,8 +86,11 @@ class FileSource(Source):
         self._where.restore(cuts)
 
     def identity(self, partition: PartitionId, position: Position) -> str:
+        if position == 0:
+            return ""
         path = self.path_of(partition)
-        return str(Mark.of_file(path, position if self._is_plain_text(path) else None)) if position > 0 else ""
+        with opened(path) as fd:
+            return str(self._where.marked(partition, fd, position if self._is_plain_text(path) else None))
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         """Open one file. Positions are bytes of text files, rows of others."""
@@ -231,7 +234,8 @@ class FileSource(Source):
             )
         if path.suffix in PACKED_SUFFIXES and (file_format in TABLES or self._grows()):
             raise SourceError(
-                f"{path}: compressed files can be read only as bounded input, of JSON lines or CSV. Unpack it first."
+                f"{path}: compressed files can be read only as bounded input, of JSON lines or CSV. Unpack it first. Only the compressed form of "
+                "a rotated file that was read to its end is left out."
             )
         return file_format
 

@@ -46,6 +46,7 @@ class TableReader(Reader):
         self._with_positions = with_positions
         self._frame: pl.LazyFrame | None = None
         self._rows = 0
+        self._identity = ""
         self._slice_rows = _SLICE_ROWS_FIRST
         self._slice = pl.DataFrame()
         self._slice_start = position
@@ -84,7 +85,11 @@ class TableReader(Reader):
         )
 
     def identity(self) -> str:
-        return str(Mark.of_file(self._path)) if self._position > 0 else ""
+        if self._position == 0:
+            return ""
+        if not self._identity:
+            self._identity = str(Mark.of_file(self._path))
+        return self._identity
 
     def count(self) -> int | None:
         """How many rows the file has, without reading any; None while it has no footer yet."""
