@@ -131,3 +131,36 @@ def test_a_log_that_is_compressed_before_it_was_read_to_its_end_is_an_error(go: 
     rotate(log, delayed=False)
     with pytest.raises(SourceError, match=r"app\.log\.1\.gz: compressed files can be read only as bounded input"):
         go("app.log*")
+
+
+def test_a_file_that_is_gone_and_was_longer_than_what_was_read_is_an_error(go: Go, tmp_path: Path):
+    write(tmp_path / "in/1.jsonl", "a")
+    with (tmp_path / "in/1.jsonl").open("a") as file:
+        file.write('{"e":')
+    go()
+    (tmp_path / "in/1.jsonl").unlink()
+    with pytest.raises(SourceError, match=r"1\.jsonl vanished"):
+        go()
+
+
+def test_a_file_that_is_gone_and_may_have_grown_since_it_was_read_is_logged(
+    go: Go, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    write(tmp_path / "in/1.jsonl", "a")
+    go()
+    (tmp_path / "in/1.jsonl").unlink()
+    with caplog.at_level("WARNING", logger="fordstone.connectors.files.identity"):
+        go()
+        go()
+    assert [record.__dict__["file"] for record in caplog.records if "file" in record.__dict__] == ["1.jsonl"]
+
+
+def test_a_log_that_is_copied_onto_an_older_one_and_truncated_is_read_on(go: Go, tmp_path: Path):
+    log, old = tmp_path / "in/app.log", tmp_path / "in/app.log.1"
+    write(old, "a", "b")
+    write(log, "c")
+    assert go("app.log*") == ["a", "b", "c"]
+    write(log, "c", "d", "e")
+    shutil.copyfile(log, old)
+    write(log, "f")
+    assert go("app.log*") == ["a", "b", "c", "d", "e", "f"]

@@ -11,6 +11,7 @@ the old file was truncated (`copytruncate`) or not read to its end: of a file th
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -24,6 +25,8 @@ from fordstone.connectors.files.series import rotated_from
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import GoneError, ReplacedError, SourceError
 from fordstone.plan.ids import PartitionId
+
+log = logging.getLogger(__name__)
 
 COPY_SECONDS: Final = 10
 """A copy that is being made has been written to within this time."""
@@ -120,10 +123,15 @@ class Whereabouts:
                 try:
                     path = str(self.path(PartitionId(partition)).relative_to(self.root))
                 except GoneError as error:
-                    if isinstance(error, ReplacedError) and partition not in self._finished:
+                    if partition not in self._finished and self._has_rest(partition, error):
                         missed.append(partition)
                     else:
                         self._lost.add(partition)
+                        if partition not in self._finished:
+                            log.warning(
+                                "file is gone that was read to its end when it was last looked at",
+                                extra={"file": partition, "position": self._marks[partition].offset},
+                            )
                     continue
                 if partition in self._marks or path in listed:
                     owners.setdefault(path, partition)
@@ -132,6 +140,11 @@ class Whereabouts:
                     owners[name] = self._new_id(name)
                     self._names[owners[name]] = name
             return [PartitionId(name) for name in (*(owner for _, owner in sorted(owners.items())), *sorted(missed))]
+
+    def _has_rest(self, partition: str, error: GoneError) -> bool:
+        """Whether rows of a partition that is nowhere may not have been read: it was replaced, or longer when it was last looked at."""
+        mark = self._marks[partition]
+        return isinstance(error, ReplacedError) or mark.size > mark.offset
 
     def _is_being_copied(self, name: str, owners: Mapping[str, str]) -> bool:
         """Whether a rotated file was just written, and ends as the one that it is rotated from has bytes at that place.
