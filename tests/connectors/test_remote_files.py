@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import socket
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -193,3 +194,11 @@ def test_file_urls_are_local_paths(tmp_path: Path) -> None:
 def test_a_scheme_whose_package_is_missing_names_it(scheme: str, package: str) -> None:
     with pytest.raises(ConfigError, match=f"Install what this kind of URL needs: pip install {package}"):
         open_filesystem(f"{scheme}://host/in", kind="files")
+
+
+def test_a_server_that_cannot_be_reached_is_not_an_empty_directory():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    stream = Pipeline("p").source("rows", files(f"http://127.0.0.1:{port}/in/a.jsonl"), schema={"n": "bigint"})
+    with pytest.raises(SourceError, match=f"could not list http://127.0.0.1:{port}/in.*Connect"):
+        stream.collect()

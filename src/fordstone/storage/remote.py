@@ -174,6 +174,10 @@ class FsspecRemote(Remote):
             self._fs.invalidate_cache()
             depth = None if deep else 1
             found = self._fs.find(self._root, maxdepth=depth, detail=True)
+            if not found:
+                # `find` takes every error for an empty directory.
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.ls(self._root, detail=False)
             start = len(str(self._fs._strip_protocol(self._root)).rstrip("/")) + 1  # noqa: SLF001 - fsspec's own way to spell a path
             return {name[start:]: RemoteFile.of(info) for name, info in found.items() if info["type"] == "file"}
 
