@@ -16,7 +16,7 @@ from tests.simulation.simulator import SimClock
 from fordstone.edge.link import sender as parcel
 from fordstone.edge.link.outbox import Outbox, entry_of
 from fordstone.edge.link.owner import Owner
-from fordstone.edge.link.sender import Sender
+from fordstone.edge.link.sender import STOP_SECONDS, Patience, Sender
 from fordstone.epochs.manifest import Cut, Manifest, Segment, StateRuns, decode_manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import DamagedError, FencedError, HubAwayError, HubError, HubRefusedError
@@ -472,7 +472,7 @@ def test_a_damaged_run_is_never_sent_and_stays_until_it_is_brought_back():
     assert "damaged" in (node.sender.problem or "")
     assert node.hub.entries == []
     with pytest.raises(DamagedError):
-        node.sender.finish(patient=True, wait=passing(node))
+        node.sender.finish(Patience.UNTIL_SENT, wait=passing(node))
     replace(node.disk, path, data)
     node.send()
     assert len(node.hub.entries) == 3
@@ -559,7 +559,7 @@ def test_at_the_end_of_a_bounded_run_all_is_sent_however_long_that_takes():
             away()
 
     node.hub.before = later
-    node.sender.finish(patient=True, wait=passing(node))
+    node.sender.finish(Patience.UNTIL_SENT, wait=passing(node))
     assert len(node.hub.entries) == 5
     assert node.clock.now_us >= back_us
 
@@ -568,14 +568,14 @@ def test_a_person_can_end_the_waiting_and_the_rest_stays():
     node = Node()
     node.seal(5)
     node.hub.before = away
-    node.sender.finish(patient=True, wait=lambda _: True)
+    node.sender.finish(Patience.UNTIL_SENT, wait=lambda _: True)
     assert node.outbox.epochs == 5
 
 
 def test_on_a_stop_what_is_left_is_sent_if_the_hub_is_there():
     node = Node()
     node.seal(5)
-    node.sender.finish(patient=False, wait=lambda _: True)
+    node.sender.finish(Patience.BRIEF, wait=lambda _: True)
     assert len(node.hub.entries) == 5
 
 
@@ -584,9 +584,31 @@ def test_on_a_stop_a_hub_that_is_away_delays_nothing():
     node.seal(5)
     node.hub.before = away
     began_us = node.clock.now_us
-    node.sender.finish(patient=False, wait=passing(node))
+    node.sender.finish(Patience.BRIEF, wait=passing(node))
     assert node.clock.now_us - began_us < 1_000_000
     assert node.outbox.epochs == 5
+
+
+def test_a_run_over_what_is_there_now_sends_all_of_it_but_does_not_wait_for_a_hub_that_is_away():
+    node = Node()
+    node.seal(5)
+    node.hub.before = away
+    began_us = node.clock.now_us
+    node.sender.finish(Patience.WHILE_IT_ANSWERS, wait=passing(node))
+    assert node.clock.now_us - began_us < 1_000_000
+    assert node.outbox.epochs == 5
+
+
+def test_a_run_over_what_is_there_now_sends_all_of_it_to_a_slow_hub():
+    node = Node()
+    node.seal(5)
+
+    def slow(_: str) -> None:
+        node.clock.now_us += int(STOP_SECONDS * 1e6)
+
+    node.hub.before = slow
+    node.sender.finish(Patience.WHILE_IT_ANSWERS, wait=passing(node))
+    assert len(node.hub.entries) == 5
 
 
 def test_a_hub_that_says_no_at_the_end_of_a_bounded_run_is_an_error():
@@ -598,7 +620,7 @@ def test_a_hub_that_says_no_at_the_end_of_a_bounded_run_is_an_error():
 
     node.hub.before = no
     with pytest.raises(HubRefusedError, match="forbidden"):
-        node.sender.finish(patient=True, wait=passing(node))
+        node.sender.finish(Patience.UNTIL_SENT, wait=passing(node))
 
 
 # Anything.

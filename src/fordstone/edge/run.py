@@ -26,6 +26,7 @@ from fordstone.edge.engine.replay import replay
 from fordstone.edge.link.control import control_fetching
 from fordstone.edge.link.links import Links
 from fordstone.edge.link.outbox import Outbox
+from fordstone.edge.link.sender import Patience
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import DamagedError, EndedError, FordstoneError, SinkError, TaskError
 from fordstone.operators.base import IN_STEP, Functions
@@ -259,7 +260,7 @@ def _run_engine(
     if engine.time_has_ended:
         engine.check_nothing_new()
         # The process before this one may have been stopped before it came to that.
-        links.finish(patient=True, wait=signals.wait, tick=report_progress)
+        links.finish(Patience.UNTIL_SENT, wait=signals.wait, tick=report_progress)
         return report("already_ended")
     log.info(
         "pipeline started",
@@ -277,8 +278,10 @@ def _run_engine(
         fetching.once()
     with fetching:
         ThreadScheduler(steppables).run(lambda: engine.over, every_tick=tick)
-    done = engine.ended or config.available_now
-    links.finish(patient=done and not signals.stop_requested, wait=signals.wait, tick=report_progress)
+    patience = Patience.BRIEF
+    if not signals.stop_requested and (engine.ended or config.available_now):
+        patience = Patience.UNTIL_SENT if engine.ended else Patience.WHILE_IT_ANSWERS
+    links.finish(patience, wait=signals.wait, tick=report_progress)
     report_progress()
     return report("ended" if engine.ended else "stopped")
 

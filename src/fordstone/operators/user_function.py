@@ -7,6 +7,7 @@ raises the same again, a restart would not help, and the error is final. An `OSE
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -68,13 +69,13 @@ class UserFunction(Operator):
     def states(self) -> Mapping[str, State]:
         return {}
 
+    @abstractmethod
     def _applied(self, frame: pl.DataFrame, failed: list[Failed]) -> pl.DataFrame:
         """What comes of the rows. Those that are set aside are added to `failed`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _made(self, given: Any) -> Any:
         """What the function makes of its argument, checked."""
-        raise NotImplementedError
 
     def _check_times(self, rows: pl.DataFrame, given: pl.Series) -> None:
         """Raise if the function has moved a row back in time: whether that is late would depend on how rows are cut into batches."""

@@ -19,7 +19,7 @@ from fordstone.edge.engine.recovery import RemoteCheckpoints
 from fordstone.edge.engine.writer import Writer
 from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.owner import Owner, next_owner
-from fordstone.edge.link.sender import Sender
+from fordstone.edge.link.sender import Patience, Sender
 from fordstone.epochs.copies import Uploader, fetch_checkpoint, fetch_cuts, survey_remote
 from fordstone.epochs.manifest import decode_manifest
 from fordstone.epochs.store import CheckpointStore, Survey
@@ -241,11 +241,11 @@ class Links:
         if self._hub is not None:
             self._hub.outbox.overrun = True
 
-    def finish(self, *, patient: bool, wait: Callable[[float], bool], tick: Callable[[], None]) -> None:
+    def finish(self, patience: Patience, *, wait: Callable[[float], bool], tick: Callable[[], None]) -> None:
         if self._copier is not None:
             self._copier.finish()
         if self._hub is not None:
-            self._hub.sender.finish(patient=patient, wait=wait, tick=tick)
+            self._hub.sender.finish(patience, wait=wait, tick=tick)
 
     def add_progress(self, progress: Progress) -> Progress:
         return progress if self._hub is None else self._hub.add_progress(progress)

@@ -16,6 +16,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from enum import Enum
 from typing import TYPE_CHECKING, Final, assert_never
 
 from fordstone.edge.link.outbox import Outbox
@@ -176,6 +177,17 @@ REJECTIONS_MAX: Final = 3
 """Maximum number of rejections in a row at the end of a bounded run; then the last one is raised."""
 
 
+class Patience(Enum):
+    """How long the sender goes on after the pipeline has ended."""
+
+    UNTIL_SENT = "until_sent"
+    """Until the hub has everything: no later run would send it."""
+    WHILE_IT_ANSWERS = "while_it_answers"
+    """Until the hub has everything or does not respond: the next run sends the rest."""
+    BRIEF = "brief"
+    """For at most `STOP_SECONDS`, and not at all if the hub does not respond."""
+
+
 class Sender:
     """Stepped by one thread. Any thread may read `problem` and the counts."""
 
@@ -249,20 +261,24 @@ class Sender:
             return did
         return False
 
-    def finish(self, *, patient: bool, wait: Callable[[float], bool], tick: Callable[[], None] = lambda: None) -> None:
+    def finish(
+        self, patience: Patience, *, wait: Callable[[float], bool], tick: Callable[[], None] = lambda: None
+    ) -> None:
         """Send what is left. Called instead of `step` when the pipeline has ended.
 
-        `patient`: go on until all is sent or `wait` returns True; otherwise for at most `STOP_SECONDS`, and not at all if
-        the hub does not respond. `wait(seconds)` pauses and returns whether to stop. `tick` is called after each step.
+        `wait(seconds)` pauses and returns whether to stop, which only the brief one does not heed. `tick` is called after each step.
         """
+        brief = patience is Patience.BRIEF
         until_us = self._clock.monotonic_us() + int(STOP_SECONDS * 1e6)
         while self._outbox.epochs or self._acknowledged:
-            if not patient and (self.failing or self._clock.monotonic_us() >= until_us):
+            if self.failing and patience is not Patience.UNTIL_SENT:
                 break
-            if self._rejections >= REJECTIONS_MAX and self._rejection is not None and patient:
+            if brief and self._clock.monotonic_us() >= until_us:
+                break
+            if self._rejections >= REJECTIONS_MAX and self._rejection is not None and not brief:
                 raise self._rejection
             did = self.step()
-            if wait(0.0 if did else min((self.idle_wait_us or 0) / 1e6, POLL_SECONDS)) and patient:
+            if wait(0.0 if did else min((self.idle_wait_us or 0) / 1e6, POLL_SECONDS)) and not brief:
                 break
             tick()
         self._drop_batch()
