@@ -23,7 +23,7 @@ from fordstone.lang.schema import BIGINT, DECIMAL_DIGITS_MAX, DOUBLE, NULL, Clas
 from fordstone.lang.term import Call, Column, Literal, Term, render, written_call
 
 Invertible = typing.Literal["always", "exact", "never"]
-"""Whether rows can be taken out again by subtraction: always, for integers and decimals of less than 28 digits, or never."""
+"""Whether rows can be taken out again by subtraction: always, for integers and decimals, or never."""
 HLL_LG_K: Final = 12
 KLL_K: Final = 200
 LAG_MAX: Final = 100_000

@@ -14,12 +14,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 from typing import ClassVar, Final
 
 import polars as pl
 
+from fordstone.lang.polars.numbers import whole
 from fordstone.lang.polars.times import microseconds
-from fordstone.lang.schema import DataType
+from fordstone.lang.schema import DECIMAL_DIGITS_MAX, DataType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,57 @@ COUNT_TRUE: Final = Added(1, "t", lambda values: values.value.cast(pl.Int64), la
 SUM: Final = Added(2, "s", _summand, lambda kind: kind.is_integer or kind.name == "decimal")
 DOUBLE_SUM: Final = Added(3, "f", lambda values: values.value.cast(pl.Float64), lambda _: False)
 """The sum of integers as doubles, which does not wrap: for their mean."""
+
+
+_LIMB: Final = 10**8
+_LIMBS: Final = 5
+"""Five limbs of eight digits have 40 digits. Sums of them in 64 bits are exact for 90 billion rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class WideSum(Part):
+    """The exact sum of decimals whose sum may have more than 38 digits: a sum per limb of eight digits, the lowest first.
+
+    Polars' own sum wraps in 128 bits, and Polars panics where a single value of more than 38 digits is made a column.
+    """
+
+    order = 2
+
+    def columns(self, values: Values) -> tuple[str, ...]:
+        return tuple(f"__w{values.index}_{limb}" for limb in range(_LIMBS))
+
+    def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+        return [limb.sum().alias(name) for limb, name in zip(self._limbs(values), self.columns(values), strict=True)]
+
+    def of_row(self, values: Values) -> list[pl.Expr]:
+        return [
+            limb.fill_null(0).alias(name) for limb, name in zip(self._limbs(values), self.columns(values), strict=True)
+        ]
+
+    def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
+        return [pl.col(name).sum() for name in self.columns(values)]
+
+    def invertible(self, values: Values) -> bool:  # noqa: ARG002 - integers subtract exactly
+        return True
+
+    def totals(self, columns: Sequence[pl.Series], kind: DataType) -> pl.Series:
+        """The sums as decimals of a type; null where one does not fit."""
+        totals = [sum(limb * _LIMB**place for place, limb in enumerate(row)) for row in zip(*columns, strict=True)]
+        limit = 10**kind.precision
+        with localcontext(prec=DECIMAL_DIGITS_MAX):
+            found = [Decimal(total).scaleb(-kind.scale) if -limit < total < limit else None for total in totals]
+        return pl.Series(found, dtype=kind.polars, strict=True)
+
+    def _limbs(self, values: Values) -> list[pl.Expr]:
+        rest, found = values.value.to_physical().cast(pl.Int128), []
+        for _ in range(_LIMBS - 1):
+            above = rest // whole(_LIMB)
+            found.append((rest - above * whole(_LIMB)).cast(pl.Int64))
+            rest = above
+        return [*found, rest.cast(pl.Int64)]
+
+
+WIDE_SUM: Final = WideSum()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 import polars as pl
@@ -36,6 +37,7 @@ from fordstone.operators.aggregate.part import (
     LEAST_BY,
     SPREAD,
     SUM,
+    WIDE_SUM,
     Lagged,
     Part,
     Values,
@@ -67,24 +69,18 @@ def _count(call: AggregateCall, values: Values) -> pl.Expr:  # noqa: ARG001 - al
     return pl.col(COUNT.column(values))
 
 
-_WRAPS: Final = 1.35e38
-"""Between the largest decimal, 38 digits, and where 128 bits wrap, 1.7e38; far enough from both for the errors of doubles."""
-
-
 def _sum_parts(call: AggregateCall) -> tuple[Part, ...]:
-    # A sum of 38 digits may wrap; one as doubles tells whether it has.
     wide = call.type.name == "decimal" and call.type.precision == DECIMAL_DIGITS_MAX
-    return (COUNT, SUM, DOUBLE_SUM) if wide else (COUNT, SUM)
+    return COUNT, WIDE_SUM if wide else SUM
 
 
 def _sum(call: AggregateCall, values: Values) -> pl.Expr:
     """The sum; of decimals null if it has more digits than its type, as in Spark."""
-    kind, total = call.type, pl.col(SUM.column(values))
-    fits = _count(call, values) > 0
-    if kind.name == "decimal":
+    kind, total, fits = call.type, pl.col(SUM.column(values)), _count(call, values) > 0
+    if WIDE_SUM in _sum_parts(call):
+        total = of_columns(partial(WIDE_SUM.totals, kind=kind), WIDE_SUM.columns(values), kind.polars)
+    elif kind.name == "decimal":
         fits &= total.to_physical().is_between(whole(1 - 10**kind.precision), whole(10**kind.precision - 1))
-    if DOUBLE_SUM in _sum_parts(call):
-        fits &= pl.col(DOUBLE_SUM.column(values)).abs() < _WRAPS / 10**kind.scale
     return pl.when(fits).then(total).cast(kind.polars)
 
 
