@@ -103,7 +103,7 @@ class _Node:
         self._epoch = 0
 
     async def lease(self) -> None:
-        asked = LeaseRequest(holder=self._path.rpartition("/")[2], local=1)
+        asked = LeaseRequest(holder=self._path.rpartition("/")[2], local=1, start="s")
         answer = await self._called("POST", f"{self._path}/lease", msgspec.json.encode(asked), 200)
         self._generation = msgspec.convert(msgspec.json.decode(answer)["generation"], Generation)
 

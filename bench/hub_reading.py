@@ -62,7 +62,7 @@ def _filled(address: HubAddress, home: Path, size: Size) -> int:
     rows = 0
     for number_of_node in range(size.senders):
         node = f"node-{number_of_node}"
-        generation = client.lease(PIPELINE, node, LeaseRequest(holder=node, local=1)).generation
+        generation = client.lease(PIPELINE, node, LeaseRequest(holder=node, local=1, start="s")).generation
         entries = []
         for epoch in range(1, size.epochs + 1):
             frame = readings(size.epoch_rows, KEYS, number_of_node * size.epochs + epoch)

@@ -20,11 +20,15 @@ SPIKE_SHARE = 0.0004
 class Devices:
     """`devices` devices, each with `rate` readings per second. Used by one thread."""
 
-    def __init__(self, gateway: str, folder: Path, *, devices: int, rate: float, seed: int) -> None:
+    def __init__(
+        self, gateway: str, folder: Path, *, devices: int, rate: float, seed: int, roll_seconds: float | None = None
+    ) -> None:
+        """`roll_seconds`: begin another file at this interval; None: there is one file."""
         self.gateway = gateway
         self.rows = 0
         self.raw_bytes = 0
-        self._file = folder / "readings.jsonl"
+        self._folder = folder
+        self._roll_seconds = roll_seconds
         self._rng = np.random.default_rng([seed, sum(gateway.encode())])
         self._names = np.array([f"{gateway}-{number:03d}" for number in range(devices)])
         self._base = self._rng.normal(4.0, 1.5, devices)
@@ -33,7 +37,7 @@ class Devices:
         self._moments: list[tuple[int, float]] = []
         """The first row number of each write, and the time of the write."""
         folder.mkdir(parents=True)
-        self._file.touch()
+        self._file(0.0).touch()
 
     def write_until(self, elapsed_seconds: float) -> None:
         """Write the rows that are due by then."""
@@ -56,12 +60,17 @@ class Devices:
             pl.col("us").cast(pl.Datetime("us")).dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").alias("ts")
         )
         text = stamped.select("device", "seq", "ts", "temp").write_ndjson().encode()
-        with self._file.open("ab") as file:
+        with self._file(elapsed_seconds).open("ab") as file:
             file.write(text)
         self._moments.append((self.rows, time.monotonic()))
         self._kept.append(frame)
         self.rows += count
         self.raw_bytes += len(text)
+
+    def _file(self, elapsed_seconds: float) -> Path:
+        if self._roll_seconds is None:
+            return self._folder / "readings.jsonl"
+        return self._folder / f"readings-{int(elapsed_seconds // self._roll_seconds):06d}.jsonl"
 
     def written(self) -> pl.DataFrame:
         """Return all rows: device, seq, us, temp."""

@@ -55,6 +55,11 @@ class Command:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int | None:
+        """None while it does not run."""
+        return None if self._process is None else self._process.pid
+
     def check(self) -> None:
         """Raise if it has ended by itself."""
         if self._process is not None and self._process.poll() is not None:
@@ -137,21 +142,33 @@ class Fleet:
             gateway.network.close()
 
 
-def make_fleet(folder: Path, *, gateways: int, devices: int, rate: float, seed: int, local: bool) -> Fleet:
+def make_fleet(
+    folder: Path,
+    *,
+    gateways: int,
+    devices: int,
+    rate: float,
+    seed: int,
+    local: bool,
+    pipeline: Path = PIPELINE,
+    hub_options: tuple[str, ...] = (),
+    edge_options: tuple[str, ...] = (),
+    roll_seconds: float | None = None,
+) -> Fleet:
     """Create directories, ports and commands, and start nothing. `local` runs the center on the edge engine, without Spark."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     engine = ("--on", "edge") if local else ("--on", "spark", "--master", "local[*]", "--memory", "1g")
     fleet = Fleet(
         folder=folder,
-        hub=Command("the hub", folder / "hub", "hub", "--listen", f"127.0.0.1:{port}", "--data", "data"),
+        hub=Command("the hub", folder / "hub", "hub", "--listen", f"127.0.0.1:{port}", "--data", "data", *hub_options),
         hub_port=port,
         center_engine="the edge engine" if local else "Spark",
         center=Command(
             "the center",
             folder / "center",
             "center",
-            str(PIPELINE),
+            str(pipeline),
             "--hub",
             url,
             "--state",
@@ -169,11 +186,11 @@ def make_fleet(folder: Path, *, gateways: int, devices: int, rate: float, seed: 
         fleet.gateways.append(
             Gateway(
                 name=name,
-                devices=Devices(name, own / "in", devices=devices, rate=rate, seed=seed),
+                devices=Devices(name, own / "in", devices=devices, rate=rate, seed=seed, roll_seconds=roll_seconds),
                 network=network,
                 command=Command(
-                    name, own, "edge", str(PIPELINE), "--hub", f"http://127.0.0.1:{network.port}", "--node", name, "--state", "state",
-                    "--interval", "1s", "-v",
+                    name, own, "edge", str(pipeline), "--hub", f"http://127.0.0.1:{network.port}", "--node", name, "--state", "state",
+                    "--interval", "1s", "-v", *edge_options,
                 ),
             )
         )  # fmt: skip

@@ -15,6 +15,8 @@ class Network:
     def __init__(self, hub_port: int) -> None:
         self.sent_bytes = 0
         """All bytes from the gateway to the hub: rows, state and HTTP headers."""
+        self.bytes_per_s: float | None = None
+        """How much the gateway may send; None: as much as it can."""
         self._hub_port = hub_port
         self._whole = True
         self._open: set[asyncio.StreamWriter] = set()
@@ -73,6 +75,8 @@ class Network:
             while data := await reader.read(CHUNK_BYTES):
                 if counts:
                     self.sent_bytes += len(data)
+                    if self.bytes_per_s is not None:
+                        await asyncio.sleep(len(data) / self.bytes_per_s)
                 writer.write(data)
                 await writer.drain()
         with contextlib.suppress(OSError):

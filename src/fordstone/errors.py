@@ -63,6 +63,10 @@ class DamagedError(CheckpointError):
     """A stored file is missing, short, or does not have the bytes that its digest promises."""
 
 
+class RejectedRunError(DamagedError):
+    """A run that a holder of a token has sent is no Arrow, is forged, becomes too large, or has other columns (rule 25)."""
+
+
 class EndedError(CheckpointError):
     """The run has ended, with all its windows closed, and cannot take more input in."""
 
@@ -93,6 +97,17 @@ class GoneError(SourceError):
 
 class ReplacedError(GoneError):
     """Something else has the name of a partition of a source, and the partition is nowhere."""
+
+
+class NodeStoppedError(SourceError):
+    """One node of a stream at a hub cannot be read on: its log was set back, or epochs of it are gone. Others can be read."""
+
+    def __init__(self, message: str, *, node: str, epoch: int, reason: str) -> None:
+        """`epoch`: the next one to be read. `reason`: in a few words."""
+        super().__init__(message)
+        self.node = node
+        self.epoch = epoch
+        self.reason = reason
 
 
 class SinkError(FordstoneError):

@@ -83,6 +83,29 @@ def test_a_sink_in_memory_keeps_its_rows_when_the_same_state_resumes(tmp_path: P
     assert sink.rows()["n"].to_list() == [1, 2]
 
 
+def test_only_its_user_can_read_the_state_of_a_run(tmp_path: Path):
+    state = tmp_path / "state"
+    (tmp_path / "in.jsonl").write_text('{"device": "a", "n": 1}\nno row\n')
+    before = os.umask(0o022)
+    try:
+        (tmp_path / "remote").mkdir()
+        pipeline = Pipeline("copy")
+        source = pipeline.source("readings", files(str(tmp_path / "in.jsonl")), schema=SCHEMA)
+        source.sink("copied", files(str(tmp_path / "out"), format="jsonl"))
+        pipeline.run(bounded=True, state=state, remote=str(tmp_path / "remote"))
+    finally:
+        os.umask(before)
+    for place in (state, tmp_path / "remote" / "copy"):
+        found = [place, *place.rglob("*")]
+        assert len(found) > 3
+        assert {oct(path.stat().st_mode & 0o777) for path in found if path.is_dir()} == {"0o700"}
+        assert {oct(path.stat().st_mode & 0o777) for path in found if path.is_file()} == {"0o600"}
+    assert list((state / "copy" / "node" / "dead-letters").rglob("epoch-*.jsonl"))
+    output = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert {oct(path.stat().st_mode & 0o777) for path in output} == {"0o644"}, "output is shared"
+    assert oct((tmp_path / "remote").stat().st_mode & 0o777) == "0o755", "others may have copies there"
+
+
 def test_runs_with_and_without_state_do_not_mix_in_a_sink_in_memory(tmp_path: Path):
     source, sink = MemorySource([numbered(1)]), MemorySink()
     pipeline = copying(source, sink)
@@ -354,7 +377,8 @@ def test_log_lines_have_their_fields_in_programs_that_configure_logging_and_othe
 def test_options_that_complete_are_those_that_there_are():
     assert set(RunOptions.__annotations__) == {field.name for field in fields(RunConfig)}
     assert set(SparkOptions.__annotations__) == {field.name for field in fields(SparkConfig)}
-    assert {"path", "format", *FileOptions.__annotations__} == set(FileSettings.__struct_fields__)
+    internal = {"damaged"}  # for dead letters
+    assert {"path", "format", *FileOptions.__annotations__} == set(FileSettings.__struct_fields__) - internal
 
 
 def test_options_are_checked_when_a_run_is_started():

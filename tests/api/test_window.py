@@ -129,3 +129,18 @@ def test_provisional_results_have_no_ids_that_a_replay_gives_again(grouped):
     early.final().sink("final", files("final", format="jsonl"), release="at_once")
     with pytest.raises(PipelineError, match="have no ids that a replay gives again"):
         early.sink("out", files("out", format="jsonl"), release="at_once")
+
+
+def test_ttl_is_for_running_aggregates_by_key_with_event_time(pipeline, grouped):
+    kept = grouped.agg(n="count(*)", ttl="7 days")
+    assert list(kept.schema) == ["device", "n"]
+    untimed = pipeline.source("untimed", files("x/*.jsonl"), schema={"device": "string"})
+    for refused, match in (
+        (lambda: grouped.window(tumbling("1m")).agg(n="count(*)", ttl="1d"), "ttl= is for aggregates without a window"),
+        (lambda: untimed.group_by("device").agg(n="count(*)", ttl="1d"), "event time"),
+        (lambda: untimed.group_by().agg(n="count(*)", ttl="1d"), "ttl= forgets keys, and there is none"),
+    ):
+        with pytest.raises(PipelineError, match=match):
+            refused()
+    with pytest.raises(ConfigError, match=r"ttl: .* must be longer than zero"):
+        grouped.agg(n="count(*)", ttl="0s")

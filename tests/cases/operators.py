@@ -339,6 +339,24 @@ def _check_windows_of_windows(found: Found, given: Given) -> None:
     assert sorted(found("out").select("packs", "rows").rows()) == wanted
 
 
+def _build_forgotten(inputs: Inputs, out: Out) -> None:
+    rows = inputs.rows.select("k", "ts", "x", name="forgotten_x")
+    found = rows.group_by("k").agg(name="forgotten", ttl=f"{GAP_S}s", rows="count(*)", total="sum(x)", top="max(x)")
+    out("out", found)
+    out("late", found.late)
+
+
+def _check_forgotten(found: Found, given: Given) -> None:
+    sessions, late = in_sessions(given.of(0, 1, 2), GAP_S)
+    newest = {rows[0][0]: rows for rows in sorted(sessions, key=lambda rows: rows[-1][1])}
+    wanted = {
+        key: (key, len(rows), sum(row[2] for row in rows), max(row[2] for row in rows)) for key, rows in newest.items()
+    }
+    assert {row[0]: row for row in found("out").drop("__op").rows()} == wanted
+    assert found("late").height == late
+    assert len(sessions) > len(wanted)
+
+
 def _build_top(inputs: Inputs, out: Out) -> None:
     counts = inputs.rows.group_by("k").window(tumbling("10s")).agg(name="top_counts", n="count(*)", most="max(x)")
     out("out", counts.top(2, by="n DESC, most", per="window_start", name="top"))
@@ -837,6 +855,7 @@ CASES = (
     Case(name="aggregates", build=_build_aggregates, check=_check_aggregates),
     Case(name="rates", build=_build_rates, check=_check_rates),
     Case(name="carried", build=_build_carried, check=_check_carried),
+    Case(name="forgotten", build=_build_forgotten, check=_check_forgotten),
     Case(name="windows_of_windows", build=_build_windows_of_windows, check=_check_windows_of_windows),
     Case(name="top", build=_build_top, check=_check_top),
     Case(name="ewma", build=_build_ewma, check=_check_ewma),

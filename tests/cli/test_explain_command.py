@@ -8,7 +8,8 @@ from tests.cli.place import Invoke, write_rows
 from tests.cli.test_tiers import TIERED
 
 from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
-from fordstone.spark.hosted.checkpoint import QueryFiles
+from fordstone.spark.hosted.checkpoint import EpochRecord, QueryFiles
+from fordstone.spark.hosted.plan_batches import Work
 
 
 def test_text_is_what_the_pipeline_itself_says(invoke: Invoke):
@@ -86,7 +87,8 @@ def test_the_state_of_two_tiers_shows_the_partition_of_the_node_and_the_node_of_
     (query / "fordstone").mkdir(parents=True)
     (query / "fordstone" / "query.json").write_text("{}")
     nodes = {name: PartitionCut(position=1, max_time_us=us) for name, us in (("a", 7_200_000_000), ("b", 0))}
-    QueryFiles(str(query)).write_cut(Cut(epoch=5, sources={"rows_to_center": SourceCut(partitions=nodes)}))
+    cut = Cut(epoch=5, sources={"rows_to_center": SourceCut(partitions=nodes)})
+    QueryFiles(str(query)).write_released(EpochRecord(work=Work(epoch=5), cut=cut))
     assert held_section(invoke("explain", "two.py", "--state", "state").stdout)[1:] == [
         "    time waits for b.jsonl of rows, which lags by 1 min",
         "    idle_after= at source rows would limit the wait",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -281,6 +282,7 @@ def test_polars_gets_a_thread_a_subtask_unless_the_user_chose(place: Path):
         code, _, err = finish(
             start(place, "run", "flow.py", "--bounded", "--state", f"state-{threads}", *options, **chosen)
         )
+        shutil.rmtree(place / "out")
         assert code == 0, err
         assert err.splitlines()[0] == threads
 
@@ -303,6 +305,7 @@ def test_with_json_logs_standard_error_has_nothing_but_log_lines(invoke: Invoke,
     assert (result.exit_code, result.stdout) == (0, "")
     assert (lines[-1]["event"], lines[-1]["outcome"], lines[-1]["rows_in"]) == ("pipeline over", "ended", 100)
     (place / "in" / "a.jsonl").unlink()
+    shutil.rmtree(place / "out")
     result = invoke("run", "flow.py", "--bounded", "--state", "other", "--logs", "json")
     lines = [json.loads(line) for line in result.stderr.splitlines()]
     assert result.exit_code == 1

@@ -88,7 +88,7 @@ class FakeHub(HubClient):
         if after == 0 or start < oldest:
             start = max([start, oldest, *(one.version for one in self.versions if one.snapshot)])
         found = [one for one in self.versions if one.version >= start]
-        return ControlPage(versions=tuple(found[: self.page_max]), newest=self.newest)
+        return ControlPage(versions=tuple(found[: self.page_max]), newest=self.newest, log_id="log")
 
     def close(self) -> None:
         """Nothing is open."""

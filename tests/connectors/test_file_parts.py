@@ -185,10 +185,10 @@ def test_a_straggler_cannot_add_to_an_epoch_that_is_being_released() -> None:
     disk = MemoryDisk()
     sink, writer = on_disk(disk)
 
-    def bring(old: str, new: str) -> None:
+    def bring(old: str, new: str, *, replace: bool = True) -> None:
         if new == "epoch-000000000001":  # a try that nobody waits for
             writer.write(1, "a", 5, frame(99))
-        rename(old, new)
+        rename(old, new, replace=replace)
 
     rename = disk.rename
     part = writer.write(1, "a", 0, frame(1))
@@ -220,10 +220,10 @@ def test_of_two_tries_at_once_one_whole_part_stays() -> None:
     sink, writer = on_disk(disk)
     rename = disk.rename
 
-    def meanwhile(old: str, new: str) -> None:
+    def meanwhile(old: str, new: str, *, replace: bool = True) -> None:
         disk.rename = rename  # type: ignore[method-assign]
         writer.write(1, "a", 0, frame(2, 1))
-        rename(old, new)
+        rename(old, new, replace=replace)
 
     disk.rename = meanwhile  # type: ignore[method-assign]
     part = writer.write(1, "a", 0, frame(1, 2))

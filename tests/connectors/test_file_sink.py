@@ -11,13 +11,14 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from fordstone.connectors import files, latest, rows
-from fordstone.connectors.base import Sink, SinkStream, options_of
+from fordstone.connectors.base import Sink, SinkStream, SourceOptions, options_of
 from fordstone.connectors.files.rows import MARK_NAME, latest_of, rows_of
 from fordstone.connectors.files.settings import FileSettings
 from fordstone.connectors.files.sink import FileSink
-from fordstone.connectors.registry import open_sink
+from fordstone.connectors.registry import open_sink, open_source
 from fordstone.errors import ConfigError, FordstoneError, SchemaError, SinkError, StorageError
 from fordstone.lang.schema import Schema
+from fordstone.testing.contracts.connector import read_all
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
 SCHEMA = Schema.of({"device": "string", "n": "bigint"})
@@ -255,11 +256,59 @@ def test_every_type_comes_back_as_it_was(tmp_path: Path, file_format: str) -> No
     assert_frame_equal(rows(tmp_path / "out"), pl.concat([written, written]))
 
 
-def test_a_number_that_json_does_not_have_is_written_as_null(tmp_path: Path) -> None:
-    schema = Schema.of({"x": "double"})
+NAN, INF = float("nan"), float("inf")
+NOT_IN_JSON = {
+    "x": ("double", [NAN, INF, -INF, None, 1.5, 1e300]),
+    "f": ("float", [0.1, NAN, INF, -INF, None, 3e38]),
+    "l": ("array<double>", [[NAN, None, 1.0], [], None, [INF], [-INF, -INF], [0.0]]),
+    "s": ("struct<a: float, b: string>", [{"a": NAN, "b": "NaN"}, None, {"a": -INF, "b": None}, *[{"a": 1.0, "b": '"Infinity"'}] * 3]),
+    "m": ("map<string, array<double>>", [{"NaN": [NAN]}, {}, None, {"k": [INF, 1.0], "l": [-INF]}, {"k": []}, {"k": None}]),
+    "t": ("string", ["NaN", "Infinity", '{"x":NaN}', None, "-Infinity", ""]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "parquet", "arrow"])
+@pytest.mark.parametrize("column", [*NOT_IN_JSON, "all"])
+def test_numbers_that_json_does_not_have_are_read_back_as_they_were(
+    tmp_path: Path, file_format: str, column: str
+) -> None:
+    chosen = NOT_IN_JSON if column == "all" else {column: NOT_IN_JSON[column], "n": ("int", list(range(6)))}
+    schema = Schema.of({name: kind for name, (kind, _) in chosen.items()})
+    written = pl.DataFrame({name: values for name, (_, values) in chosen.items()}, schema=schema.polars)
+    sink = opened(tmp_path / "out", file_format, SinkStream(step="x", schema=schema))
+    sink.release(1, written)
+    sink.write(written)
+    sink.close()
+    assert_frame_equal(rows(tmp_path / "out"), pl.concat([written, written]))
+    source = open_source(
+        files(str(tmp_path / f"out/*.{file_format}"), format=file_format), SourceOptions(schema=schema, bounded=True)
+    )
+    for partition in source.partitions():
+        assert_frame_equal(read_all(source, partition, schema).rows, written)
+
+
+def test_json_lines_have_the_words_that_spark_writes(tmp_path: Path) -> None:
+    schema = Schema.of({"x": "double", "l": "array<float>"})
     sink = opened(tmp_path / "out", "jsonl", SinkStream(step="x", schema=schema))
-    sink.release(1, pl.DataFrame({"x": [float("nan"), float("inf"), 1.0]}))
-    assert rows(tmp_path / "out")["x"].to_list() == [None, None, 1.0]
+    sink.release(1, pl.DataFrame({"x": [NAN, INF, -INF, None], "l": [[NAN, 0.5], [], None, [-INF]]}))
+    assert (tmp_path / "out" / "epoch-000000000001.jsonl").read_text().splitlines() == [
+        '{"x":"NaN","l":["NaN",0.5]}',
+        '{"x":"Infinity","l":[]}',
+        '{"x":"-Infinity","l":null}',
+        '{"x":null,"l":["-Infinity"]}',
+    ]
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_keys_that_are_no_finite_numbers_stay_apart(tmp_path: Path, file_format: str) -> None:
+    schema = Schema.of({"k": "double", "n": "bigint"})
+    sink = opened(tmp_path / "out", file_format, SinkStream(step="x", schema=schema, upsert_key=("k",)))
+    keys = [NAN, None, 1.0, INF, -INF]
+    for epoch in (1, 2):
+        sink.release(epoch, pl.DataFrame({"k": keys, "n": [epoch * 10 + number for number in range(5)]}))
+    found = latest(tmp_path / "out").sort("n")
+    assert [str(key) for key in found["k"].to_list()] == ["nan", "None", "1.0", "inf", "-inf"]
+    assert found["n"].to_list() == [20, 21, 22, 23, 24]
 
 
 @pytest.mark.parametrize("file_format", FORMATS)

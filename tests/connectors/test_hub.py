@@ -12,8 +12,10 @@ import pytest
 from polars.testing import assert_frame_equal
 from tests.connectors.fake_hub import PIPELINE, STREAM, Epoch, FakeHub, wait_until_listed
 
+from fordstone.connectors import hub as hub_module
 from fordstone.connectors import registry
 from fordstone.connectors.base import (
+    ALL_ROWS,
     Chunk,
     ConnectorSpec,
     Delivery,
@@ -23,9 +25,9 @@ from fordstone.connectors.base import (
     Source,
     SourceOptions,
 )
-from fordstone.connectors.hub import QUIET_US, HubOptions, HubSource
+from fordstone.connectors.hub import QUIET, HubOptions, HubSource
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import ConfigError, HubRefusedError, PipelineError, SourceError
+from fordstone.errors import ConfigError, HubRefusedError, NodeStoppedError, PipelineError, SourceError
 from fordstone.hub.client.client import RETRY_SECONDS_MAX
 from fordstone.hub.client.reader import MAX_AHEAD_US
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
@@ -54,10 +56,17 @@ def opened(
     schema: Schema = SCHEMA,
     clock_us: Callable[[], int] = lambda: 0,
     pause: Callable[[float], None] | None = None,
+    from_earliest: bool = False,
 ) -> HubSource:
-    options = HubOptions(pipeline=PIPELINE, stream=STREAM)
     return HubSource(
-        hub, options, schema, bounded=bounded, clock_us=clock_us, pause=pause or (lambda _: pytest.fail("it waited"))
+        hub,
+        HubOptions(pipeline=PIPELINE, stream=STREAM),
+        schema,
+        bounded=bounded,
+        clock_us=clock_us,
+        from_earliest=from_earliest,
+        pause=pause or (lambda _: pytest.fail("it waited")),
+        chance=lambda: 1.0,
     )
 
 
@@ -73,8 +82,8 @@ def chunk_of(given: Chunk | None) -> Chunk:
 def known(source: HubSource, node: str, epoch: int) -> None:
     """Wait until the source has heard of an epoch."""
     source.partitions()
-    assert source._own is not None
-    wait_until_listed(source._own, node, epoch)
+    assert source._facts is not None
+    wait_until_listed(source._facts, node, epoch)
 
 
 # The contract of the seam: here an epoch is a row, so that each row has a position of its own.
@@ -101,7 +110,7 @@ class _EpochsOfOneRow(HubSource):
 
 class TestHub(SourceContract):
     def fill(self, place: Path) -> ConnectorSpec:
-        self.hub = FakeHub(page_commits=7)
+        self.hub = FakeHub(page_nodes=1)
         self.sources: list[HubSource] = []
         for node, rows in zip(("a", "b"), self.expected(), strict=True):
             for row in rows.iter_slices(1):
@@ -115,7 +124,7 @@ class TestHub(SourceContract):
         rows = self._made(5000, 5)
         epoch = max(self.hub.add("a", Epoch(runs=[row])) for row in rows.iter_slices(1))
         for source in self.sources:
-            if source._own is not None and not source.bounded:
+            if source._facts is not None and not source.bounded:
                 known(source, "a", epoch)
         return rows
 
@@ -139,25 +148,97 @@ class TestHub(SourceContract):
 # What a hub may not do.
 
 
+def numbers(*values: int) -> list[Epoch]:
+    return [Epoch(runs=[frame(value)]) for value in values]
+
+
 @pytest.mark.parametrize("bounded", [True, False])
-def test_a_hub_that_was_set_back_is_not_waited_for_until_other_epochs_have_the_numbers_that_were_read(bounded: bool):
+@pytest.mark.parametrize(
+    ("onward", "reason"),
+    [
+        pytest.param([], "the log ends at epoch 3", id="no other epochs yet"),
+        pytest.param([6], "the log ends at epoch 4", id="other epochs, not as many yet"),
+        pytest.param([6, 7], "other content", id="as many other epochs"),
+        pytest.param([6, 7, 8, 9], "other content", id="more other epochs than were read"),
+        pytest.param([3, 4, 5, 6], None, id="the same epochs and more"),
+    ],
+)
+def test_a_hub_that_was_set_back_is_noticed_however_far_it_has_come_since(
+    bounded: bool, onward: list[int], reason: str | None
+):
     hub = FakeHub()
-    hub.add("a", *(Epoch(runs=[frame(n)]) for n in range(3)))
+    hub.add("a", *numbers(0, 1, 2, 3, 4))
+    cut = hub.cut("a", 5)
+    hub.set_back("a", 3)
+    if onward:
+        hub.add("a", *numbers(*onward))
     source = opened(hub, bounded=bounded)
-    known(source, "a", 3)
-    with pytest.raises(SourceError, match="up to 3, but 5 has been read"):
-        reader(source, position=5).read(10)
+    source.restore({"a": cut})
+    known(source, "a", 3 + len(onward))
+    if reason is None:
+        assert chunk_of(reader(source, position=5).read(10)).frame["n"].to_list() == [5, 6]
+    else:
+        with pytest.raises(NodeStoppedError, match=rf"{reason}.*fordstone hub restore.*fordstone hub skip") as raised:
+            reader(source, position=5).read(10)
+        assert (raised.value.node, raised.value.epoch) == ("a", 6)
+        with pytest.raises(NodeStoppedError, match=reason):
+            source.plan_read(PartitionId("a"), Position(5), 1)
+        if 3 + len(onward) <= 5:  # else there is more, and reading it is what notices
+            with pytest.raises(NodeStoppedError, match=reason):
+                source.plan_read(PartitionId("a"), Position(5), ALL_ROWS)
+    source.close()
+
+
+def test_a_hub_that_is_set_back_while_a_center_runs_is_noticed():
+    hub = FakeHub()
+    hub.add("a", *numbers(0, 1, 2, 3))
+    source = opened(hub, bounded=False)
+    reading = reader(source)
+    assert chunk_of(reading.read(10)).position == 4
+    hub.set_back("a", 2)
+    hub.add("b", Epoch())
+    known(source, "b", 1)
+    assert reading.read(10) is None, "the node has not come back yet"
+    known(source, "a", hub.add("a", *numbers(7, 8, 9)))
+    with pytest.raises(NodeStoppedError, match="other content"):
+        reading.read(10)
+    source.close()
+
+
+def test_a_log_with_another_id_is_listed_anew_and_every_position_compared_with_it():
+    hub = FakeHub(log_id="log-1")
+    hub.add("a", *numbers(0, 1))
+    hub.add("b", *numbers(5))
+    source = opened(hub, bounded=False)
+    first, second = reader(source, "a"), reader(source, "b")
+    assert chunk_of(first.read(10)).position == 2
+    assert chunk_of(second.read(10)).position == 1
+    other = FakeHub()
+    other.add("a", *numbers(0, 1, 2))
+    other.add("b", *numbers(6, 7))
+    with hub._grown:
+        hub.entries, hub.newest, hub._chains, hub._seq = other.entries, other.newest, other._chains, other._seq
+        hub.blobs |= other.blobs
+        hub.log_id = "log-2"
+        hub._grown.notify_all()
+    known(source, "b", 2)
+    assert chunk_of(first.read(10)).frame["n"].to_list() == [2], "the same log as far as it was read"
+    with pytest.raises(NodeStoppedError, match="other content"):
+        second.read(10)
     source.close()
 
 
 def test_a_hub_that_removed_all_that_was_read_was_not_set_back():
     hub = FakeHub()
     hub.add("a", *(Epoch(runs=[frame(n)]) for n in range(5)))
+    cut = hub.cut("a", 5)
     hub.remove_epochs("a", 5)
     hub.add("b", Epoch())
     source = opened(hub, bounded=False)
+    source.restore({"a": cut})
     known(source, "b", 1)
     assert reader(source, position=5).read(10) is None
+    assert hub.asked == [], "nothing is new"
     source.close()
 
 
@@ -241,7 +322,7 @@ def test_time_does_not_go_back_when_the_hubs_clock_does_however_reads_are_cut():
 
 
 def test_all_nodes_that_the_hub_knows_are_seen_together_although_they_come_in_pages():
-    hub = FakeHub(page_commits=1)
+    hub = FakeHub(page_nodes=1)
     for node in ("c", "a", "b"):
         hub.add(node, Epoch())
     source = opened(hub, bounded=False)
@@ -302,6 +383,126 @@ def test_reach_reads_nothing():
     assert "blob" not in hub.calls
 
 
+# Epochs by need.
+
+
+def test_one_request_lists_epochs_of_all_nodes_that_are_read_and_none_is_made_when_nothing_is_new():
+    hub = FakeHub()
+    nodes = [f"n{number}" for number in range(20)]
+    for node in nodes:
+        hub.add(node, *numbers(1, 2, 3))
+    source = opened(hub, bounded=False)
+    readers = {node: reader(source, node) for node in nodes}
+    for _ in range(3):
+        assert [chunk_of(one.read(1)).frame["n"].len() for one in readers.values()] == [1] * 20
+    # One row of each was asked for, so that each request brings one epoch of each.
+    assert [len(request.nodes) for request in hub.asked] == [20, 20, 20]
+    assert all(one.read(1) is None for one in readers.values())
+    assert len(hub.asked) == 3
+    known(source, "n3", hub.add("n3", *numbers(4)))
+    known(source, "n7", hub.add("n7", *numbers(4)))
+    assert [node for node, one in readers.items() if one.read(1) is not None] == ["n3", "n7"]
+    assert [sorted(request.nodes) for request in hub.asked[3:]] == [["n3", "n7"]]
+    source.close()
+
+
+def test_however_far_a_reader_lags_it_holds_a_bounded_number_of_epochs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hub_module, "EPOCHS_HELD_MAX", 12)
+    hub = FakeHub()
+    for node in ("a", "b", "c"):
+        hub.add(node, *numbers(*range(50)))
+    source = opened(hub)
+    readers = [reader(source, node) for node in ("a", "b", "c")]
+    found = dict.fromkeys(("a", "b", "c"), 0)
+    held = []
+    while any(count < 50 for count in found.values()):
+        for node, one in zip(found, readers, strict=True):
+            found[node] += chunk_of(one.read(1)).frame.height
+            held.append(source._buffer.count)
+    assert found == {"a": 50, "b": 50, "c": 50}
+    assert max(held) <= 12
+
+
+def test_a_task_asks_for_all_its_planned_reads_at_once_and_for_nothing_else():
+    hub = FakeHub()
+    for node in ("a", "b", "c"):
+        hub.add(node, *numbers(1, 2, 3, 4))
+    source = opened(hub, bounded=False)
+    source.restore({"a": hub.cut("a", 3), "b": hub.cut("b", 2)})
+    source.expect_reads({PartitionId("a"): (Position(1), Position(3)), PartitionId("b"): (Position(0), Position(2))})
+    assert chunk_of(reader(source, "a", 1).read(9, Position(3))).frame["n"].to_list() == [2, 3]
+    assert chunk_of(reader(source, "b", 0).read(9, Position(2))).frame["n"].to_list() == [1, 2]
+    (request,) = hub.asked
+    assert {node: (one.after, one.until, one.seen.epoch) for node, one in request.nodes.items()} == {
+        "a": (1, 3, 3),
+        "b": (0, 2, 2),
+    }
+    assert "nodes" not in hub.calls
+
+
+def test_a_task_asks_no_more_for_what_it_has_read():
+    hub = FakeHub()
+    for node in ("a", "b"):
+        hub.add(node, *numbers(1, 2))
+    source = opened(hub, bounded=False)
+    source.expect_reads({PartitionId(node): (Position(0), Position(2)) for node in ("a", "b")})
+    for node in ("a", "b"):
+        reading = reader(source, node)
+        assert [chunk_of(reading.read(1, Position(2))).frame["n"].to_list() for _ in range(2)] == [[1], [2]]
+    assert [{node: one.after for node, one in request.nodes.items()} for request in hub.asked] == [
+        {"a": 0, "b": 0},
+        {"a": 1},
+        {"b": 1},
+    ]
+
+
+def test_a_planned_read_is_of_the_log_that_it_was_planned_from():
+    hub = FakeHub()
+    hub.add("a", *numbers(1, 2, 3))
+    planned = hub.cut("a", 3)
+    hub.set_back("a", 1)
+    hub.add("a", *numbers(7, 8, 9))
+    source = opened(hub, bounded=False)
+    source.restore({"a": planned})
+    with pytest.raises(NodeStoppedError, match="other content"):
+        reader(source, position=1).read(9, Position(3))
+
+
+def test_a_planner_asks_once_per_batch_for_all_nodes_and_not_at_all_when_nothing_is_new():
+    hub = FakeHub()
+    nodes = [f"n{number}" for number in range(20)]
+    for node in nodes:
+        hub.add(node, *numbers(*range(10)))
+    source = opened(hub, bounded=False)
+    source.partitions()
+    at = dict.fromkeys(nodes, 0)
+
+    def batch(rows_max: int) -> int:
+        """As Spark's planner asks; gives the number of requests."""
+        before = len(hub.asked)
+        source.restore(
+            {node: hub.cut(node, epoch) if epoch else PartitionCut(position=0) for node, epoch in at.items()}
+        )
+        for _ in range(2):
+            for node, position in at.items():
+                source.plan_read(PartitionId(node), Position(position), 1)
+        for node, position in at.items():
+            planned = source.plan_read(PartitionId(node), Position(position), rows_max).position
+            at[node] = int(planned)
+            assert source.identity(PartitionId(node), planned) == hub.cut(node, at[node]).identity
+        return len(hub.asked) - before
+
+    assert batch(4) == 2, "how many rows will be planned is not known before the first batch"
+    assert set(at.values()) == {4}
+    assert batch(4) == 1
+    assert set(at.values()) == {8}
+    assert batch(5) == 1
+    assert set(at.values()) == {10}
+    assert batch(5) == 0
+    assert not any(request.listed for request in hub.asked), "the planner needs no epochs, only where they end"
+    source.close()
+
+
 # A hub that is away.
 
 
@@ -346,7 +547,7 @@ def test_after_a_blob_could_not_be_had_none_is_asked_for_a_while_and_then_the_sa
     hub.away_for_blobs, asked = False, hub.calls.count("blob")
     assert reading.read(10) is None
     assert hub.calls.count("blob") == asked
-    now_us = QUIET_US
+    now_us = QUIET.first_us
     assert chunk_of(reading.read(10)).frame["n"].to_list() == [1, 2]
 
 
@@ -396,7 +597,7 @@ def test_a_token_that_is_not_for_centers_is_reported():
 
 def test_a_thread_that_fails_is_not_silently_missed(monkeypatch: pytest.MonkeyPatch):
     hub = FakeHub()
-    monkeypatch.setattr(hub, "stream_page", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(hub, "stream_nodes", lambda *_, **__: 1 / 0)
     source = opened(hub, bounded=False)
     with pytest.raises(ZeroDivisionError):
         source.partitions()
@@ -417,7 +618,7 @@ def test_rows_with_other_bytes_are_an_error():
     hub = FakeHub()
     hub.add("a", Epoch(runs=[frame(1)]))
     hub.blobs = {digest: data[:-1] + b"x" for digest, data in hub.blobs.items()}
-    with pytest.raises(SourceError, match=r"epoch 1 of node a.*damaged"):
+    with pytest.raises(SourceError, match=r"epoch 1 of node a.*other bytes than its name says.*Restore"):
         reader(opened(hub)).read(1)
 
 
@@ -433,19 +634,41 @@ def test_an_epoch_that_the_hub_has_removed_is_an_error_for_a_reader_that_needs_i
     hub = FakeHub()
     hub.add("a", *(Epoch(runs=[frame(n)]) for n in range(5)))
     hub.remove_epochs("a", 3)
-    with pytest.raises(SourceError, match=r"epoch 2 is to be read.*its next one is 4"):
+    with pytest.raises(NodeStoppedError, match=r"after epoch 1: epochs up to 3 are gone.*same consumer name"):
         reader(opened(hub), position=1).read(1)
-    with pytest.raises(SourceError, match=r"epoch 2 is to be read"):
+    with pytest.raises(NodeStoppedError, match=r"after epoch 1: epochs up to 3 are gone"):
         reader(opened(hub), position=1).read(1, Position(3))
     assert chunk_of(reader(opened(hub), position=3).read(1)).position == 4
-    assert chunk_of(reader(opened(hub)).read(1)).position == 4
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_a_center_without_state_reads_a_stream_from_its_middle_only_if_that_is_asked_for(bounded: bool):
+    hub = FakeHub()
+    hub.add("a", *numbers(*range(5)))
+    hub.add("b", *numbers(7))
+    hub.remove_epochs("a", 3)
+    hub.remove_epochs("b", 1)
+    source = opened(hub, bounded=bounded)
+    for node in ("a", "b"):
+        with pytest.raises(NodeStoppedError, match=r"no position of its own yet.*--from-earliest"):
+            reader(source, node).read(1)
+        with pytest.raises(NodeStoppedError, match=r"--from-earliest"):
+            source.plan_read(PartitionId(node), Position(0), 10)
+    source.close()
+    earliest = opened(hub, bounded=bounded, from_earliest=True)
+    assert earliest.plan_read(PartitionId("a"), Position(0), 1).position == 4
+    assert chunk_of(reader(earliest).read(9)).frame["n"].to_list() == [3, 4]
+    passed = chunk_of(reader(earliest, "b").read(9))
+    assert (passed.position, passed.frame.height) == (1, 0), "it stands where a later start goes on without the option"
+    assert earliest.plan_read(PartitionId("b"), Position(0), 9).position == 1
+    earliest.close()
 
 
 def test_a_planned_epoch_that_the_hub_never_had_is_an_error():
     hub = FakeHub()
     hub.add("a", Epoch())
-    with pytest.raises(SourceError, match="up to 1, but 2 was there"):
-        reader(opened(hub)).read(1, Position(2))
+    with pytest.raises(SourceError, match="epochs 2 to 2 are to be read, which were there when"):
+        reader(opened(hub), position=1).read(1, Position(2))
 
 
 # What the hub may remove.
@@ -457,7 +680,7 @@ def test_the_consumer_is_registered_before_anything_is_listed(bounded: bool):
     hub.add("a", Epoch())
     source = opened(hub, bounded=bounded)
     source.partitions()
-    assert hub.calls[:2] == ["consumer", "page"]
+    assert hub.calls[:2] == ["consumer", "nodes"]
     assert hub.passed == {"center": {}}
     source.close()
 
@@ -469,7 +692,7 @@ def test_the_hub_hears_how_far_we_have_come(bounded: bool):
     hub.add("b", Epoch())
     source = opened(hub, bounded=bounded)
     source.partitions()
-    source.ack({"a": PartitionCut(position=2), "b": PartitionCut(position=0)})
+    source.ack({"a": hub.cut("a", 2), "b": PartitionCut(position=0)})
     hub.add("b", Epoch())
     assert hub.wait_for_passed("center", {"a": 2})
     assert chunk_of(reader(source, position=2).read(1)).position == 3
@@ -482,8 +705,8 @@ def test_a_hub_that_was_away_hears_it_later():
     source = opened(hub, bounded=False)
     source.partitions()
     hub.goes(away=True)
-    source.ack({"a": PartitionCut(position=1)})
-    source.ack({"a": PartitionCut(position=2)})
+    source.ack({"a": hub.cut("a", 1)})
+    source.ack({"a": hub.cut("a", 2)})
     hub.goes(away=False)
     assert hub.wait_for_passed("center", {"a": 2})
     source.close()

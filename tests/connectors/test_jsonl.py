@@ -1,5 +1,6 @@
 """What a JSON line becomes: a row, or a rejection that says why."""
 
+import math
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -28,7 +29,7 @@ def value(path: Path, kind: str, text: str, **options: Any) -> Any:
     """What one JSON value becomes, or the reason why it is rejected."""
     found = read(path, f'{{"x":{text}}}\n', {"x": kind}, **options)
     assert found.rows.height + len(found.rejected) == 1
-    return found.rejected[0].reason if found.rejected else found.rows["x"][0]
+    return found.rejected[0].reason if found.rejected else found.rows["x"].to_list()[0]
 
 
 GOOD = [
@@ -42,6 +43,22 @@ GOOD = [
     ("double", "-0.0", -0.0),
     ("double", "5e-324", 5e-324),
     ("float", "0.1", 0.10000000149011612),
+    ("double", '"Infinity"', math.inf),
+    ("double", '"+Infinity"', math.inf),
+    ("double", '"-Infinity"', -math.inf),
+    ("double", '"+INF"', math.inf),
+    ("float", '"-INF"', -math.inf),
+    ("double", "Infinity", math.inf),
+    ("float", "-Infinity", -math.inf),
+    ("double", " +INF ", math.inf),
+    ("string", '"NaN"', "NaN"),
+    ("string", "-Infinity", "-Infinity"),
+    ("array<double>", '["-Infinity",Infinity,1e3,null]', [-math.inf, math.inf, 1000.0, None]),
+    (
+        "struct<a: float, t: timestamp>",
+        '{"a":-INF,"t":"1970-01-01"}',
+        {"a": -math.inf, "t": datetime(1970, 1, 1, tzinfo=UTC)},
+    ),
     ("string", '"a\\u0000b\\u00e9\\n"', "a\x00bé\n"),
     ("string", "5", "5"),
     ("string", "true", "true"),
@@ -88,6 +105,16 @@ def test_a_value_that_fits_becomes_a_value(tmp_path: Path, kind: str, text: str,
         ("double", "false"),
         ("double", '{"a":1}'),
         ("double", "[1.5]"),
+        ("double", '"INF"'),
+        ("double", '"inf"'),
+        ("double", '"nan"'),
+        ("double", '"-NaN"'),
+        ("double", '""'),
+        ("int", '"NaN"'),
+        ("bigint", "Infinity"),
+        ("array<double>", '["NaN","1.5"]'),
+        ("timestamp", "NaN"),
+        ("decimal(10,2)", '"Infinity"'),
         ("float", "1e39"),
         ("binary", '"not base64!"'),
         ("date", '"2026-02-29"'),
@@ -116,7 +143,20 @@ def test_a_value_that_does_not_fit_is_rejected_with_the_column_and_the_type(
     assert str(value(tmp_path, kind, text)).endswith(f" is not a {kind}")
 
 
-@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "01", "+1", ".5", "tru", "", "'x'", '"\x01"', "1}{"])
+@pytest.mark.parametrize("text", ['"NaN"', "NaN"])
+def test_nan_may_stand_for_a_number_in_quotes_or_without(tmp_path: Path, text: str) -> None:
+    lines = (
+        f'{{"x":1.7976931348623157e308,"s":"NaN"}}\n{{"x":{text},"s":"a"}}\n{{"x":-0.0,"s":{text}}}\n{{"x":"1.5"}}\n'
+    )
+    found = read(tmp_path, lines, {"x": "double", "s": "string"})
+    assert [str(one) for one in found.rows["x"].to_list()] == ["1.7976931348623157e+308", "nan", "-0.0"]
+    assert found.rows["s"].to_list() == ["NaN", "a", "NaN"]
+    assert [one.reason for one in found.rejected] == ["column x: '1.5' is not a double"]
+
+
+@pytest.mark.parametrize(
+    "text", ["-NaN", "INF", "1Infinity", "Infinity5", "1e999", "01", "+1", ".5", "tru", "", "'x'", '"\x01"', "1}{"]
+)
 def test_what_is_no_json_is_rejected_whatever_the_type(tmp_path: Path, text: str) -> None:
     for kind in ("double", "string", "timestamp"):
         assert isinstance(value(tmp_path, kind, text), str)

@@ -39,6 +39,11 @@ class TestUrl(SinkContract):
     def seen(self, place: Path) -> pl.DataFrame:
         return rows(f"memory:/{place}/out")
 
+    def fences(self, place: Path) -> bool:
+        """It is not declared, because a file that is on its way arrives; but what it can refuse, it refuses."""
+        assert not super().fences(place)
+        return True
+
 
 class TestMemory(SinkContract):
     def spec(self, place: Path) -> ConnectorSpec:

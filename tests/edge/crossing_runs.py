@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import polars as pl
+from tests.hub import reading
 
 from fordstone import Pipeline
 from fordstone.connectors import files, memory
@@ -63,14 +64,8 @@ def run_plan(plan: p.Plan, hub: HubAddress | None, state: Path, **options: Any) 
 
 def epochs_at(hub: HubAddress, stream: str = "s") -> list[StreamEpoch]:
     """What the hub has of the stream, in order."""
-    found: list[StreamEpoch] = []
     with contextlib.closing(HubClient(hub, timeout_s=10)) as client:
-        after, more = 0, True
-        while more:
-            page = client.stream_page(PIPELINE, stream, after=after)
-            found += page.epochs
-            after, more = page.next, page.more
-    return found
+        return reading.epochs_at(client, PIPELINE, stream)
 
 
 def rows_at(hub: HubAddress, stream: str = "s") -> pl.DataFrame:

@@ -169,8 +169,8 @@ class Center:
             return
         self.source.partitions()
         for entry in self.hub.entries:
-            assert self.source._own is not None
-            wait_until_listed(self.source._own, entry.node, entry.epoch)
+            assert self.source._facts is not None
+            wait_until_listed(self.source._facts, entry.node, entry.epoch)
 
     def run(self, rounds: int = ROUNDS) -> Center:
         """Begin if need be, hear the news, and take `rounds` steps."""
@@ -200,5 +200,4 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     """The hub that every address leads to."""
     made = FakeHub(now_us=365 * 24 * 3600 * SECOND_US)
     monkeypatch.setattr(hub_connector, "client_of", lambda _: made)
-    hub_connector._planned_index.cache_clear()
     return made

@@ -15,7 +15,7 @@ class Node:
     def __init__(self, client: HubClient, name: str) -> None:
         self._client = client
         self._name = name
-        self._lease = client.lease(PIPELINE, name, LeaseRequest(holder=f"holder-{name}", local=1))
+        self._lease = client.lease(PIPELINE, name, LeaseRequest(holder=f"holder-{name}", local=1, start="s"))
         self._epoch = self._lease.head
 
     def commit(self, *epochs: Epoch) -> int:

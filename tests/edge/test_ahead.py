@@ -154,7 +154,8 @@ def test_what_is_reserved_for_at_most_once_is_a_time_that_counts():
     ],
 )
 def test_there_is_a_limit_only_where_the_clock_says_something_about_the_rows(changes, bounded, limit):
-    assert limit_us(msgspec.structs.replace(STEP, **changes), 1_000, bounded=bounded) == limit
+    step = msgspec.structs.replace(STEP, **changes)
+    assert limit_us(step, wall_us=1_000, clock_us=2_000, watermark_us=1_007, bounded=bounded) == limit
 
 
 def test_a_cut_of_an_older_version_has_no_limit():
@@ -236,6 +237,7 @@ class Node:
     idle_after: str | None = None
     parallelism: int = 1
     bounded: bool = False
+    state_bytes_max: int | None = None
     source: MemorySource = field(default_factory=lambda: MemorySource([[]]))
     clock: SimClock = field(default_factory=lambda: SimClock(NOW_US))
     disk: MemoryDisk = field(default_factory=MemoryDisk)
@@ -258,8 +260,9 @@ class Node:
 
     def start(self) -> None:
         config = RunConfig(
-            node="n", bounded=self.bounded, parallelism=self.parallelism, interval="2ms", checkpoint_timeout="10ms"
-        )
+            node="n", bounded=self.bounded, parallelism=self.parallelism, interval="2ms", checkpoint_timeout="10ms",
+            state_bytes_max=self.state_bytes_max,
+        )  # fmt: skip
         environment = Environment(
             clock=self.clock, disk=self.disk, choose=lambda _: 0, dead_letters=lambda _: NoDeadLetters()
         )
@@ -348,6 +351,38 @@ def test_a_clock_that_is_set_back_makes_no_row_late():
     node.source.append(0, [(3, at(2 * MINUTE_US))])
     node.step()
     assert node.found() == ([[1], [2]], [])
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_clock_that_jumped_forward_and_was_set_right_protects_again(killed):
+    node = Node()
+    node.source.append(0, [(1, at(0))])
+    node.step()
+    node.clock.set_us = 365 * 24 * HOUR_US
+    node.seal()
+    node.clock.set_us = 0
+    if killed:
+        node.kill()
+        node.start()
+    node.seal()
+    node.source.append(0, [(2, at(30 * 24 * HOUR_US)), (3, at(MINUTE_US)), (4, at(2 * MINUTE_US))])
+    node.step()
+    assert node.found() == ([[1], [3]], [2])
+
+
+def test_the_clock_of_operators_goes_on_while_that_of_the_machine_is_set_back():
+    node = Node()
+    node.source.append(0, [(1, at(0))])
+    first = node.seal()
+    node.clock.set_us = -24 * HOUR_US
+    node.clock.now_us += MINUTE_US
+    second = node.seal()
+    node.clock.now_us += MINUTE_US
+    third = node.seal()
+    clock_us = [node.store.cut(epoch).now_us for epoch in (first, second, third)]
+    assert clock_us[0] >= NOW_US
+    assert MINUTE_US <= clock_us[1] - clock_us[0] < 2 * MINUTE_US
+    assert MINUTE_US <= clock_us[2] - clock_us[1] < 2 * MINUTE_US
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])

@@ -28,7 +28,7 @@ from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, ConfigError, HubError, HubRefusedError, PipelineError, StorageError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
-from fordstone.hub.messages import ENDED_US, Commit, EpochEntry, LeaseRequest, Refusal
+from fordstone.hub.messages import ENDED_US, Commit, EpochEntry, Generation, LeaseRequest, Refusal
 from fordstone.operators.base import ROW_WATERMARK
 from fordstone.plan import plan as p
 from fordstone.plan.plan import ToCenter
@@ -66,6 +66,11 @@ def nobody() -> HubAddress:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return HubAddress(url=f"http://127.0.0.1:{taken.getsockname()[1]}")
+
+
+def generation_at(hub: HubAddress) -> Generation | None:
+    with contextlib.closing(HubClient(hub)) as client:
+        return client.head(PIPELINE, "node").generation
 
 
 def port_of(hub: HubAddress) -> int:
@@ -258,10 +263,33 @@ def test_a_state_directory_older_than_the_hub_stops_and_says_how_to_go_on(tmp_pa
             bounded=False,
             on_progress=stop_when(lambda now: now.rows_out == 200 and not now.outbox_epochs),
         )
-        before = ids_at(hub)
-        with pytest.raises(HubError, match=r"disagree(.|\n)*empty state directory and --take-over"):
-            run_plan(plan, hub, tmp_path / "backup", bounded=False, interval="1m", take_over=take_over)
+        before, generation = ids_at(hub), generation_at(hub)
+        words = r"(disagree|old copy)(.|\n)*empty state directory and --take-over"
+        for _ in range(5):
+            with pytest.raises(HubError, match=words):
+                run_plan(plan, hub, tmp_path / "backup", bounded=False, interval="1m", take_over=take_over)
         assert ids_at(hub) == before
+        assert generation_at(hub) == generation, "however often it was started, it has fenced nobody"
+        # The living one goes on.
+        source.append(0, rows(5, 220))
+        run_plan(plan, hub, tmp_path / "a")
+        assert ids_at(hub) == list(range(225))
+
+
+def test_of_two_clones_only_one_commits(tmp_path: Path):
+    """They have the same epochs, so either may go on: the one that commits first."""
+    source = source_of(20)
+    plan = plan_over(memory(source))
+    stop = {"bounded": False, "on_progress": stop_when(lambda now: now.rows_out == 20 and not now.outbox_epochs)}
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan, hub, tmp_path / "a", **stop)
+        shutil.copytree(tmp_path / "a", tmp_path / "clone")
+        source.append(0, rows(5, 20))
+        run_plan(plan, hub, tmp_path / "clone")
+        for _ in range(3):
+            with pytest.raises(HubError, match="copy"):
+                run_plan(plan, hub, tmp_path / "a", bounded=False, interval="1m")
+        assert ids_at(hub) == list(range(25))
 
 
 def test_a_hub_that_lost_its_data_is_not_sent_the_rest(tmp_path: Path):
@@ -292,6 +320,30 @@ def test_a_damaged_checkpoint_is_fetched_from_the_hub(tmp_path: Path):
         second = run_plan(plan, hub, tmp_path / "a")
         assert second.resumed_from == first.progress.sent_epoch
         assert ids_at(hub) == list(range(40))
+
+
+def test_a_successors_checkpoint_is_not_taken_for_a_damaged_one_of_ours(tmp_path: Path):
+    source = source_of(30)
+    plan = plan_over(memory(source))
+    all_sent = {"bounded": False, "on_progress": stop_when(lambda now: now.rows_out == 30 and not now.outbox_epochs)}
+    with running_hub(tmp_path / "hub") as hub:
+        first = run_plan(plan, hub, tmp_path / "a", **all_sent)
+        source.append(0, rows(10, 30))
+        run_plan(plan, hub, tmp_path / "b", take_over=True)
+        manifests = tmp_path / "a" / PIPELINE / "node" / "manifests"
+        newest = max(manifests.iterdir())
+        newest.write_bytes(b"{}")
+        with pytest.raises(HubRefusedError, match="belongs to another state directory"):
+            run_plan(plan, hub, tmp_path / "a")
+        sealed = [int(manifest.stem) for manifest in manifests.iterdir()]
+        assert first.progress.epoch in sealed, "it was replayed from what is here"
+        assert ids_at(hub) == list(range(40))
+        # It has gone on from its own epoch, and not from the successor's.
+        with contextlib.closing(OsDisk(tmp_path / "a")) as disk:
+            store = CheckpointStore(disk, pipeline=PIPELINE, node="node", read_only=True)
+            log = store.log.read()
+        assert log.delivery is not None
+        assert log.delivery.acknowledged == first.progress.sent_epoch
 
 
 def test_damaged_rows_of_the_newest_epoch_that_wait_for_the_hub_are_computed_again(tmp_path: Path):
@@ -433,7 +485,7 @@ def test_a_newer_generation_ends_the_run_without_restarts(tmp_path: Path):
 
         def take_over(progress: Progress) -> None:
             if not taken and progress.rows_out >= 20 and not progress.outbox_epochs:
-                lease = client.lease(PIPELINE, "node", LeaseRequest(holder="other", local=1, take_over=True))
+                lease = client.lease(PIPELINE, "node", LeaseRequest(holder="other", local=1, start="s", take_over=True))
                 entry = EpochEntry(epoch=lease.head + 1, streams={}, created_us=0)
                 client.commit(PIPELINE, "node", Commit(generation=lease.generation, epochs=(entry,)))
                 taken.append(lease.head)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
+import tracemalloc
 from random import Random
 
 import msgspec
@@ -13,13 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from fordstone.edge.link.outbox import Outbox, entry_of
+from fordstone.edge.link.outbox import ENTRY_BYTES, Outbox, empty_entry, entry_of
 from fordstone.edge.link.owner import next_owner
 from fordstone.epochs.epoch_log import DeliveryState
 from fordstone.epochs.manifest import Cut, Manifest, Segment, SourceCut, encode_cut
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError, StorageError
 from fordstone.hub.messages import ENDED_US, EpochEntry
+from fordstone.protocol.chain import CHAIN_START, chained
+from fordstone.protocol.delivery import HubIsOlder, SyncState, reconcile
 from fordstone.state.base import RunRef
 from fordstone.testing.memory_disk import MemoryDisk
 
@@ -42,6 +46,15 @@ def digest(epoch: int) -> str:
     return entry(epoch).streams["s"].runs[0].digest
 
 
+def chain(epoch: int) -> str:
+    """The chain of what `seal` seals."""
+    return functools.reduce(chained, (entry(one).digest() for one in range(1, epoch + 1)), CHAIN_START)
+
+
+def mark(outbox: Outbox, epoch: int) -> None:
+    outbox.mark(epoch, chain=outbox.chain_at(epoch) or "unknown", log_id="log")
+
+
 class Node:
     """An outbox over the log of a store."""
 
@@ -55,7 +68,7 @@ class Node:
 
     def seal(self, *cuts: Cut | int) -> None:
         for one in cuts:
-            record = cut(one) if isinstance(one, int) else one
+            record = self.outbox.continuing(cut(one) if isinstance(one, int) else one)
             self.outbox.make_room(record)
             self.store.log.record(record, sealed_before=False, needed_from=10**9)
             self.outbox.add(record)
@@ -88,7 +101,7 @@ def test_what_was_sealed_is_there_after_a_power_cut():
     node.disk.crash(Random(1))
     again = Node(node.disk, sealed=3).outbox
     assert again.oldest(9) == tuple(entry(epoch) for epoch in (1, 2, 3))
-    assert again.held() == {digest(1), digest(2), digest(3)}
+    assert set(again.held()) == {digest(1), digest(2), digest(3)}
     assert (again.epochs, again.size_bytes, again.sent, again.newest) == (3, 300, 0, 3)
 
 
@@ -101,8 +114,8 @@ def test_a_record_without_a_seal_is_not_sent():
 def test_what_was_marked_is_gone_for_good_and_its_runs_are_released():
     node = Node()
     node.seal(1, 2, 3)
-    node.outbox.mark(2)
-    assert node.outbox.held() == {digest(3)}
+    mark(node.outbox, 2)
+    assert set(node.outbox.held()) == {digest(3)}
     node.disk.crash(Random(1))
     again = Node(node.disk, sealed=3)
     assert (again.waiting(), again.outbox.sent) == ([3], 2)
@@ -116,10 +129,10 @@ def test_a_gap_is_a_mistake_of_ours():
 def test_a_run_that_two_epochs_share_is_held_until_both_are_gone():
     node = Node()
     node.seal(cut(1, name="same"), cut(2, name="same"))
-    node.outbox.mark(1)
-    assert len(node.outbox.held()) == 1
-    node.outbox.mark(2)
-    assert not node.outbox.held()
+    mark(node.outbox, 1)
+    assert len(set(node.outbox.held())) == 1
+    mark(node.outbox, 2)
+    assert not set(node.outbox.held())
 
 
 def test_a_damaged_line_that_no_checkpoint_has_is_an_error_that_says_what_to_do():
@@ -140,13 +153,13 @@ def test_a_damaged_line_of_an_epoch_with_a_checkpoint_is_found_there():
     rewrite(disk, disk.read(PATH).replace(b'"now_us":1', b'"now_us":7'))
     again = Node(disk, sealed=1)
     assert again.outbox.oldest(9) == (entry_of(record),)
-    assert again.outbox.digest(1) == entry_of(record).digest()
+    assert again.outbox.chain_at(1) == chained(CHAIN_START, entry_of(record).digest())
 
 
 def test_a_damaged_line_of_what_the_hub_has_does_not_matter():
     node = Node()
     node.seal(1, 2)
-    node.outbox.mark(1)
+    mark(node.outbox, 1)
     rewrite(node.disk, node.disk.read(PATH).replace(b'"now_us":1,', b'"now_us":7,'))
     assert Node(node.disk, sealed=2).waiting() == [2]
 
@@ -162,7 +175,7 @@ def test_rows_that_wait_and_are_damaged_are_noticed_at_the_start():
     disk.damage(f"{HOME}/runs/{run.digest}", b"\0" * run.size_bytes)
     with pytest.raises(DamagedError, match="what epoch 1 has for the hub is damaged"):
         outbox.check(record)
-    outbox.mark(1)
+    mark(outbox, 1)
     outbox.check(record)
 
 
@@ -180,62 +193,142 @@ def test_a_lost_log_is_made_again_as_far_back_as_rows_are_kept():
     assert (again.outbox.sent, again.outbox.unsent_before) == (6, 0)
 
 
-def test_a_directory_without_a_past_at_the_hub_owes_it_nothing_from_before():
+def test_lost_unsent_epochs_are_never_taken_for_empty_ones():
+    """The name of the directory and the log are gone, and of ten epochs the checkpoints of the newest are left."""
     disk = MemoryDisk()
-    assert Node(disk, sealed=5, fresh=True).outbox.unsent_before == 5
-    again = Node(disk, sealed=5)
-    assert (again.outbox.sent, again.outbox.unsent_before) == (5, 5)
-    again.seal(6)
-    again.outbox.mark(6)
-    assert Node(disk, sealed=6).outbox.unsent_before == 5
+    store = CheckpointStore(disk, pipeline="p", node="n", keep=3)
+    for epoch in range(1, 11):
+        run = store.write_run(pl.DataFrame({"a": [epoch]}))
+        store.commit(manifest(msgspec.structs.replace(cut(epoch), segments=(Segment("sink", (run,), stream="s"),))))
+        store.collect()
+    disk.remove(PATH)
+    outbox = Node(disk, sealed=10).outbox
+    state = SyncState(head=3, sent=outbox.sent, newest=outbox.newest, unsent_before=outbox.unsent_before)
+    assert reconcile(state) == HubIsOlder(3, 7)
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-def test_years_of_epochs_that_hold_nothing_for_the_hub_are_not_listed(fresh: bool):
+def test_years_of_epochs_that_hold_nothing_for_the_hub_are_not_listed():
     sealed, disk = 50_000_000, MemoryDisk()
     store = CheckpointStore(disk, pipeline="p", node="n")
     store.log.record(cut(sealed, stream=None), sealed_before=False, needed_from=1)
-    outbox = Node(disk, sealed=sealed, fresh=fresh).outbox
+    outbox = Node(disk, sealed=sealed).outbox
     assert (outbox.epochs, outbox.sent, outbox.unsent_before) == (0, sealed, sealed)
     # After a restart it still knows.
-    assert Node(disk, sealed=sealed).outbox.unsent_before == sealed
+    again = Node(disk, sealed=sealed)
+    assert (again.outbox.sent, again.outbox.unsent_before) == (sealed, sealed)
+    again.seal(sealed + 1)
+    mark(again.outbox, sealed + 1)
+    assert Node(disk, sealed=sealed + 1).outbox.unsent_before == sealed
 
 
 def test_where_nothing_crosses_nothing_was_lost_while_there_was_no_hub():
     node = Node()
     node.outbox.begin(7, crosses=False)
     assert [one.streams for one in node.outbox.oldest(9)] == [{}] * 7
-    assert node.outbox.digest(7) is None
 
 
 def test_beginning_again_after_a_damaged_checkpoint_changes_nothing():
     node = Node()
     node.seal(1)
     node.outbox.begin(1)
-    assert (node.waiting(), node.outbox.size_bytes, len(node.outbox.held())) == ([1], 100, 1)
+    assert (node.waiting(), node.outbox.size_bytes, len(set(node.outbox.held()))) == ([1], 100, 1)
 
 
-def test_rows_that_were_computed_again_are_not_compared_with_the_hub():
+def test_rows_that_were_computed_again_are_still_the_same_epoch():
     node = Node()
     node.seal(1, 2)
-    node.store.log.record(
-        msgspec.structs.replace(cut(2, name="again"), restated=True), sealed_before=True, needed_from=1
-    )
-    again = Node(node.disk, sealed=2).outbox
-    assert again.oldest(9)[1].streams == entry_of(cut(2, name="again")).streams
-    assert (again.digest(1), again.digest(2)) == (entry(1).digest(), None)
+    again = msgspec.structs.replace(cut(2, name="again"), sealed_as=entry(2).digest())
+    node.store.log.record(again, sealed_before=True, needed_from=1)
+    outbox = Node(node.disk, sealed=2).outbox
+    assert outbox.oldest(9)[1].streams == entry_of(cut(2, name="again")).streams
+    assert outbox.oldest(9)[1].digest() == entry(2).digest()
+    assert (outbox.chain_at(1), outbox.chain_at(2)) == (chain(1), chain(2))
+
+
+# The chain.
+
+
+def test_the_chain_is_known_from_what_the_hub_has_to_what_was_sealed_last():
+    node = Node()
+    node.seal(1, 2, 3, 4)
+    assert [node.outbox.chain_at(epoch) for epoch in range(6)] == [*(chain(epoch) for epoch in range(5)), None]
+    node.outbox.mark(2, chain=chain(2), log_id="log")
+    for box in (node.outbox, Node(node.disk, sealed=4).outbox):
+        assert [box.chain_at(epoch) for epoch in range(1, 6)] == [None, chain(2), chain(3), chain(4), None]
+        assert box.log_id == "log"
+
+
+def test_the_record_of_an_epoch_has_the_chain_before_it():
+    node = Node()
+    node.seal(1, 2)
+    node.outbox.mark(1, chain=chain(1), log_id="log")
+    node.seal(3)
+    assert [one.chain_before for one in node.store.cuts().values()] == [chain(0), chain(1), chain(2)]
+
+
+def test_a_lost_log_does_not_lose_the_chain_if_a_checkpoint_is_left():
+    disk = MemoryDisk()
+    store = CheckpointStore(disk, pipeline="p", node="n", keep=1)
+    outbox = Outbox(store, bytes_max=1 << 30)
+    outbox.begin(0)
+    chains = []
+    for epoch in range(1, 6):
+        run = store.write_run(pl.DataFrame({"a": [epoch]}))
+        record = msgspec.structs.replace(cut(epoch), segments=(Segment("sink", (run,), stream="s"),))
+        store.commit(manifest(outbox.continuing(record)))
+        outbox.add(record)
+        chains.append(outbox.chain_at(epoch))
+    store.collect()
+    disk.remove(PATH)
+    again = Node(disk, sealed=5)
+    assert (again.outbox.sent, again.outbox.chain_at(4), again.outbox.chain_at(5)) == (4, chains[3], chains[4])
+
+
+def test_the_chain_of_epochs_from_before_there_was_a_hub_is_that_of_empty_ones():
+    disk = MemoryDisk()
+    store = CheckpointStore(disk, pipeline="p", node="n")
+    store.log.record(cut(9, stream=None), sealed_before=False, needed_from=1)
+    outbox = Node(disk, sealed=9).outbox
+    empty = [empty_entry(epoch).digest() for epoch in range(1, 10)]
+    for epoch in (0, 3, 8, 5):
+        assert outbox.chain_at(epoch) == functools.reduce(chained, empty[:epoch], CHAIN_START)
+    assert outbox.chain_at(9) is None, "what was sent of it, the hub will say"
+    outbox.mark(9, chain="c9", log_id="log")
+    assert outbox.chain_at(9) == "c9"
 
 
 # The bound.
 
 
 def test_a_full_outbox_refuses_before_the_seal_and_takes_more_when_the_hub_has_some():
-    node = Node(bytes_max=250)
+    node = Node(bytes_max=250 + 2 * ENTRY_BYTES)
     node.seal(1, 2)
     with pytest.raises(StorageError, match=r"outbox is full(.|\n)*--outbox-max"):
         node.outbox.make_room(cut(3))
-    node.outbox.mark(1)
+    mark(node.outbox, 1)
     node.outbox.make_room(cut(3))
+
+
+def test_the_bound_counts_epochs_beside_their_rows():
+    """Otherwise many small ones would fill the memory long before the disk."""
+    node = Node(bytes_max=10 * ENTRY_BYTES)
+    node.seal(*(cut(epoch, size_bytes=1) for epoch in range(1, 10)))
+    with pytest.raises(StorageError, match=r"outbox is full: 9225 bytes of 9 epochs"):
+        node.outbox.make_room(cut(10, size_bytes=1))
+
+
+@pytest.mark.parametrize(("size_bytes", "memory_bytes"), [(0, 110), (1500, 150)])
+def test_an_epoch_that_waits_takes_little_memory(size_bytes: int, memory_bytes: int):
+    """A month without the hub, at one epoch per second, is 2.6 million of them."""
+    node, count = Node(), 5_000
+    tracemalloc.start()
+    try:
+        for epoch in range(1, count + 1):
+            node.outbox.add(cut(epoch, size_bytes=size_bytes))
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken_bytes / count < memory_bytes
 
 
 def test_an_epoch_without_rows_always_fits_and_so_does_one_alone():
@@ -252,16 +345,16 @@ def test_the_last_epoch_before_a_stop_may_go_beyond_the_bound():
 
 
 def test_dropping_takes_the_oldest_rows_and_leaves_their_epochs_and_times():
-    node = Node(bytes_max=300, drops=True)
+    bytes_max = 300 + 5 * ENTRY_BYTES
+    node = Node(bytes_max=bytes_max, drops=True)
     node.seal(1, 2, 3, 4, 5)
-    for box in (node.outbox, Node(node.disk, sealed=5, bytes_max=300, drops=True).outbox):
+    for box in (node.outbox, Node(node.disk, sealed=5, bytes_max=bytes_max, drops=True).outbox):
         assert [len(one.streams["s"].runs) for one in box.oldest(9)] == [0, 0, 1, 1, 1]
         assert [one.streams["s"].watermark_us for one in box.oldest(9)] == [1, 2, 3, 4, 5]
-        assert box.held() == {digest(3), digest(4), digest(5)}
+        assert set(box.held()) == {digest(3), digest(4), digest(5)}
         assert box.size_bytes == 300
         # If the hub has it with its rows after all, that is no disagreement.
-        assert box.digest(1) is None
-        assert box.digest(3) == entry(3).digest()
+        assert [box.chain_at(epoch) for epoch in range(1, 6)] == [chain(epoch) for epoch in range(1, 6)]
 
 
 # The disk.
@@ -273,8 +366,8 @@ def test_a_mark_that_could_not_be_written_releases_nothing():
     refuse = Refusing(node.disk)
     refuse.on = True
     with pytest.raises(StorageError):
-        node.outbox.mark(1)
-    assert node.outbox.held() == {digest(1)}
+        mark(node.outbox, 1)
+    assert set(node.outbox.held()) == {digest(1)}
     assert node.outbox.sent == 0
     refuse.on = False
     node.seal(2)
@@ -286,7 +379,7 @@ def test_the_log_stays_small_while_everything_is_sent():
     sizes = []
     for epoch in range(1, 200):
         node.seal(epoch)
-        node.outbox.mark(epoch)
+        mark(node.outbox, epoch)
         sizes.append(node.disk.size(PATH))
     assert max(sizes) < 5000
     assert (Node(node.disk, sealed=199).outbox.sent, node.outbox.newest) == (199, 199)
@@ -299,9 +392,9 @@ def test_without_the_hub_no_epoch_is_lost_and_the_log_is_small_again_when_it_is_
     assert node.disk.counts["rename"] < 12
     again = Node(node.disk, sealed=299, log_bytes=4000)
     assert again.waiting() == list(range(1, 300))
-    assert again.outbox.digest(1) == entry(1).digest()
+    assert again.outbox.chain_at(299) == chain(299)
     assert len(again.store.cuts()) < 100, "those that wait only for the hub cannot be replayed"
-    again.outbox.mark(299)
+    mark(again.outbox, 299)
     again.seal(300)
     assert node.disk.size(PATH) < 5000
     assert Node(node.disk, sealed=300).waiting() == [300]
@@ -318,15 +411,15 @@ def test_whatever_happens_in_whatever_order_no_epoch_is_lost_before_it_is_marked
             node.seal(sealed)
         elif step == "mark" and sent < sealed:
             sent += 1
-            node.outbox.mark(sent)
+            mark(node.outbox, sent)
         elif step == "mark_all":
             sent = sealed
-            node.outbox.mark(sent)
+            mark(node.outbox, sent)
         elif step == "crash":
             node.disk.crash(Random(1))
             node = Node(node.disk, sealed=sealed, log_bytes=log_bytes)
         assert node.waiting() == list(range(sent + 1, sealed + 1))
-        assert node.outbox.held() == {digest(epoch) for epoch in range(sent + 1, sealed + 1)}
+        assert set(node.outbox.held()) == {digest(epoch) for epoch in range(sent + 1, sealed + 1)}
 
 
 @pytest.mark.slow

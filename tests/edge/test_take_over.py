@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fordstone.edge.link.links import hub_checkpoints
-from fordstone.edge.link.owner import Owner
+from fordstone.edge.link.owner import Ownership
 from fordstone.epochs.store import CheckpointStore
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import Checkpoint, Generation, Head, Lease, LeaseRequest
@@ -19,7 +19,7 @@ class Busy(HubClient):
         self.shut_out = False
 
     def head(self, pipeline: str, node: str) -> Head:
-        return Head(epoch=self._then_one_more())
+        return Head(epoch=self._then_one_more(), chain="c", log_id="log")
 
     def checkpoint(self, pipeline: str, node: str) -> Checkpoint | None:
         run = RunRef(digest="0" * 64, size_bytes=1, rows=0)
@@ -27,7 +27,7 @@ class Busy(HubClient):
 
     def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
         self.shut_out = request.take_over
-        return Lease(generation=Generation(hub=2, local=1), head=self.epoch)
+        return Lease(generation=Generation(hub=2, local=1), head=self.epoch, chain="c", log_id="log")
 
     def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
         raise AssertionError("nothing is fetched before it is asked for")
@@ -39,7 +39,10 @@ class Busy(HubClient):
 
 def test_a_commit_between_two_looks_at_the_hub_does_not_stop_a_take_over() -> None:
     hub = Busy()
-    store = CheckpointStore(MemoryDisk(), pipeline="fleet", node="north")
-    remote = hub_checkpoints(hub, store, Owner(holder="new", incarnation=1), take_over=True)
+    disk = MemoryDisk()
+    store = CheckpointStore(disk, pipeline="fleet", node="north")
+    ownership = Ownership(disk, "fleet/north")
+    remote = hub_checkpoints(hub, store, ownership, take_over=True)
     assert [fact.epoch for fact in remote.survey().checkpoints] == [hub.epoch]
     assert hub.shut_out
+    assert ownership.owner.fence == (2, 1)

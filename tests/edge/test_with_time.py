@@ -12,6 +12,7 @@ import pytest
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, files, memory, rows
 from fordstone.errors import SourceError
+from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.runtime.partition import has_event_time, limit_us
 
@@ -93,7 +94,7 @@ def test_ids_of_rows_released_at_once_are_those_of_their_positions(tmp_path: Pat
 def test_a_source_whose_time_is_assigned_has_event_time_and_a_limit():
     step = p.Source(name="s", connector=p.ConnectorSpec("memory"), schema=SCHEMA, timed_by="with_time", max_ahead_us=5)
     assert has_event_time(step)
-    assert limit_us(step, 100, bounded=False) == 105
+    assert limit_us(step, wall_us=100, clock_us=100, watermark_us=TIME_MIN_US, bounded=False) == 105
 
 
 # Units.

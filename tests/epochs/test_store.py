@@ -11,7 +11,14 @@ import pytest
 
 from fordstone.epochs.run_file import HOLD_COMMITS
 from fordstone.epochs.store import CheckpointStore
-from fordstone.errors import CheckpointError, ConfigError, DamagedError, PipelineError, StorageError
+from fordstone.errors import (
+    CheckpointError,
+    ConfigError,
+    DamagedError,
+    PipelineError,
+    StorageError,
+    StoreLockedError,
+)
 from fordstone.protocol.recovery import Resume, decide_recovery
 from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError, OsDisk
@@ -248,9 +255,41 @@ def test_a_pinned_checkpoint_stays_whole_until_it_is_unpinned_as_often(disk: Mem
 def test_the_newest_acknowledged_checkpoint_stays(build: Any, store: CheckpointStore) -> None:
     for epoch in range(1, 9):
         build.commit(store, epoch)
-    store.collect(acknowledged=3)
-    assert store.epochs() == (3, 6, 7, 8)
+    store.collect(acknowledged=(2, 3))
+    assert store.epochs() == (2, 3, 6, 7, 8)
     assert store.verify().whole
+
+
+@pytest.mark.parametrize("at_the_same_moment", [False, True])
+def test_of_two_processes_that_no_lock_keeps_apart_one_seals_an_epoch(
+    disk: MemoryDisk, build: Any, monkeypatch: pytest.MonkeyPatch, *, at_the_same_moment: bool
+) -> None:
+    """As on a network file system whose locks are local."""
+    build.commit(build.open(disk), 1)
+    first, second = build.open(disk), build.open(disk)
+    sealed = build.manifest(2, (first.write_run(build.frame(2)),), position=200)
+    other = build.manifest(2, (second.write_run(build.frame(3)),), position=300)
+    first.commit(sealed)
+    with monkeypatch.context() as patch:
+        if at_the_same_moment:
+            patch.setattr(disk, "exists", lambda _path: False)
+        with pytest.raises(StoreLockedError, match="written by another process"):
+            second.commit(other)
+    assert first.manifest(2) == sealed
+    assert first.cut(2) == sealed.cut, "of two records the later one counts"
+    build.commit(first, 3)
+    assert build.open(disk).survey().checkpoints[-1].epoch == 3
+
+
+def test_a_record_that_differs_from_its_manifest_is_replaced_at_the_next_start(disk: MemoryDisk, build: Any) -> None:
+    """A process that lost against another one may have been killed before it could take its record back."""
+    store = build.open(disk)
+    build.commit(store, 1)
+    store.log.restate(build.cut(1, position=999))
+    assert build.open(disk).cut(1).sources["readings"].partitions["p0"].position == 999
+    opened = build.open(disk)
+    assert "1 cuts of kept checkpoints are missing or differ" in str(opened.mend_cuts())
+    assert opened.cut(1) == opened.manifest(1).cut
 
 
 def test_a_checkpoint_that_does_not_exist_cannot_be_pinned(store: CheckpointStore) -> None:

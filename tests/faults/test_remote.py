@@ -86,8 +86,8 @@ def test_a_copy_that_is_older_than_the_sinks_is_refused_by_them(feed: Feed, faul
     before = {path: path.read_bytes() for path in feed.folder.glob("out/*/epoch-*")}
     ended = run_to_end(feed.folder, Job(options=BOUNDED | {"remote": "file://older"}))
     assert ended.code == 1
-    assert f"already has epoch {copied + 1} " in ended.errors
-    assert "Nothing was overwritten" in ended.errors
+    assert f"only up to epoch {copied}. " in ended.errors
+    assert "--discard-later-output" in ended.errors
     assert {path: path.read_bytes() for path in feed.folder.glob("out/*/epoch-*")} == before
 
 

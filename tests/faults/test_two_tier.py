@@ -285,7 +285,7 @@ def passed(fleet: Fleet) -> int:
     """The newest epoch up to which the center needs nothing more of the node."""
     response = urllib3.request("GET", f"{fleet.url}/v1/pipelines/{fleet.pipeline}/consumers/center")
     streams = response.json().get("streams", {}) if response.status == 200 else {}
-    return min((epochs.get("north", 0) for epochs in streams.values()), default=0)
+    return min((positions.get("north", [0])[0] for positions in streams.values()), default=0)
 
 
 def refused(disk: SmallDisk, node: Part) -> bool:

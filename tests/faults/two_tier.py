@@ -20,6 +20,7 @@ import polars as pl
 from tests.faults.oracle import EPOCH, Expected, Feed, Row, expect
 from tests.faults.process import Ended, Process
 from tests.faults.two_tier_child import Command
+from tests.hub.reading import epochs_at
 
 from fordstone.connectors import latest, rows
 from fordstone.epochs.run_file import decode_run
@@ -241,7 +242,7 @@ class Fleet:
     def crossed(self) -> dict[str, tuple[StreamEpoch, ...]]:
         """Everything that the hub lists of every stream."""
         with self.client() as client:
-            return {stream: client.stream_page(self.pipeline, stream, limit=10_000).epochs for stream in STREAMS}
+            return {stream: tuple(epochs_at(client, self.pipeline, stream)) for stream in STREAMS}
 
 
 def newest_windows(wanted: Expected) -> dict[int, int]:

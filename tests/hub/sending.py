@@ -49,8 +49,8 @@ def checkpoint(epoch: int, *state: str) -> Checkpoint:
     return Checkpoint(epoch=epoch, manifest=run(f"manifest {epoch}"), state=tuple(run(text) for text in state))
 
 
-def commit_of(*entries: EpochEntry, generation: Generation = ONE, checkpoint: Checkpoint | None = None) -> Commit:
-    return Commit(generation=generation, epochs=entries, checkpoint=checkpoint)
+def commit_of(*entries: EpochEntry, generation: Generation = ONE, **more: Any) -> Commit:
+    return Commit(generation=generation, epochs=entries, **more)
 
 
 class Node:
@@ -61,7 +61,8 @@ class Node:
         self.generation = ONE
 
     def lease(self, holder: str = "h", local: int = 1, **more: Any) -> Lease:
-        lease = self.client.lease(self.pipeline, self.node, LeaseRequest(holder=holder, local=local, **more))
+        request = LeaseRequest(holder=holder, local=local, start=more.pop("start", f"s{local}"), **more)
+        lease = self.client.lease(self.pipeline, self.node, request)
         self.generation = lease.generation
         return lease
 

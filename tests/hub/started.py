@@ -34,19 +34,21 @@ class Started:
         return self.finish()
 
 
-def start(data: Path, *options: str) -> subprocess.Popen[str]:
-    """Start a hub on a free port, without waiting for it. Options that come later win."""
+def start(data: Path, *options: str, files_max: int | None = None) -> subprocess.Popen[str]:
+    """Start a hub on a free port, without waiting for it. Options that come later win. `files_max`: how many it may open."""
     ready = data.with_name(f"{data.name}.url")
     ready.unlink(missing_ok=True)
     command = [*_MAIN, "--data", str(data), "--listen", "127.0.0.1:0", "--ready-file", str(ready), *options]
+    if files_max is not None:
+        command = ["sh", "-c", f'ulimit -n {files_max}; exec "$@"', "sh", *command]
     env = {name: value for name, value in os.environ.items() if not name.startswith("FORDSTONE")}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 @contextlib.contextmanager
-def started(data: Path, *options: str) -> Iterator[Started]:
+def started(data: Path, *options: str, files_max: int | None = None) -> Iterator[Started]:
     """A hub that answers, on a free port; killed with the block if it still runs."""
-    process = start(data, *options)
+    process = start(data, *options, files_max=files_max)
     ready = data.with_name(f"{data.name}.url")
     try:
         until(

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 import urllib3
+from tests.hub.reading import epochs_at
 from tests.hub.running import polls_waiting, running_hub
 from tests.hub.sending import Node, blob, checkpoint, commit_of, digest_of, entry, run
 from tests.waiting import until
@@ -29,6 +30,7 @@ from fordstone.hub.messages import (
     EpochEntry,
     Generation,
     Health,
+    NodePosition,
     Refusal,
     StreamSegment,
 )
@@ -70,57 +72,67 @@ def ask(hub: HubAddress, method: str, path: str, body: Any = None, **headers: st
 def test_an_epoch_goes_the_whole_way_from_a_node_to_a_reader(node: Node) -> None:
     node.put("a", "manifest 1", "state")
     assert node.commit(entry(1, "a", watermark_us=77), checkpoint=checkpoint(1, "state")).head == 1
-    page = node.client.stream_page("p", "s")
-    (found,) = page.epochs
+    (found,) = epochs_at(node.client)
     assert (found.node, found.epoch, found.runs, found.watermark_us) == ("n", 1, (run("a"),), 77)
     assert abs(found.received_us - time.time() * 1e6) < 60e6
-    assert node.client.read_blob(found.runs[0], page.blobs) == blob("a")
+    assert node.client.read_blob(found.runs[0], node.client.stream_nodes("p", "s").blobs) == blob("a")
     assert node.client.get_blob(found.runs[0].digest) == blob("a")
     assert node.client.checkpoint("p", "n") == checkpoint(1, "state")
     assert node.client.head("p", "n").epoch == 1
 
 
-def test_pages_hold_whole_commits_in_order(node: Node) -> None:
+def test_a_node_is_listed_once_with_its_newest_epoch_and_again_when_it_has_committed(node: Node) -> None:
+    others = [Node(node.client, name) for name in ("m", "o")]
+    for other in others:
+        other.lease()
     node.commit(entry(1), entry(2), entry(3))
-    node.commit(entry(4))
-    node.commit(entry(5), entry(6))
-    first = node.client.stream_page("p", "s", limit=2)
-    assert ([e.epoch for e in first.epochs], first.more) == ([1, 2, 3], True), "a commit is not cut"
-    second = node.client.stream_page("p", "s", after=first.next, limit=2)
-    assert ([e.epoch for e in second.epochs], second.more) == ([4], True)
-    third = node.client.stream_page("p", "s", after=second.next, limit=2)
-    assert ([e.epoch for e in third.epochs], third.more) == ([5, 6], False)
-    last = node.client.stream_page("p", "s", after=third.next)
-    assert (last.epochs, last.next, last.more) == ((), third.next, False)
+    others[0].commit(entry(1))
+    node.commit(entry(4, watermark_us=7))
+    others[1].commit(entry(1, ended=True))
+    first = node.client.stream_nodes("p", "s", limit=2)
+    assert ([(one.node, one.epoch) for one in first.nodes], first.more) == ([("m", 1), ("n", 4)], True)
+    assert first.nodes[1].chain == epochs_at(node.client)[-2].chain
+    assert first.nodes[1].watermark_us == 7
+    second = node.client.stream_nodes("p", "s", after=first.next, log_id=first.log_id, limit=2)
+    assert ([(one.node, one.ended) for one in second.nodes], second.more) == ([("o", True)], False)
+    last = node.client.stream_nodes("p", "s", after=second.next)
+    assert (last.nodes, last.next, last.more) == ((), second.next, False)
+    node.commit(entry(5))
+    assert [(one.node, one.epoch) for one in node.client.stream_nodes("p", "s", after=last.next).nodes] == [("n", 5)]
+    every = node.client.stream_nodes("p", "s", after=last.next, log_id="another log", wait_s=30)
+    assert [one.node for one in every.nodes] == ["m", "o", "n"], (
+        "a reader of another log begins anew, and does not wait"
+    )
 
 
 def test_a_watermark_ahead_of_the_hubs_clock_is_kept_as_it_was_declared(node: Node) -> None:
     node.commit(entry(1, watermark_us=TIME_MAX_US, ended=True))
-    (found,) = node.client.stream_page("p", "s").epochs
+    (found,) = epochs_at(node.client)
     assert (found.watermark_us, found.ended) == (TIME_MAX_US, True)
 
 
 def test_a_position_beyond_the_log_is_refused_because_the_hub_was_set_back(client: HubClient) -> None:
     with pytest.raises(HubRefusedError) as raised:
-        client.stream_page("p", "s", after=7, wait_s=5)
+        client.stream_nodes("p", "s", after=7, wait_s=5)
     assert (raised.value.status, raised.value.code) == (410, "gone")
+    assert "fordstone hub restore" in str(raised.value)
 
 
 def test_a_waiting_reader_is_woken_by_a_commit_of_its_stream_alone(node: Node) -> None:
     pages: list[Any] = []
-    reader = threading.Thread(target=lambda: pages.append(node.client.stream_page("p", "s", wait_s=30)))
+    reader = threading.Thread(target=lambda: pages.append(node.client.stream_nodes("p", "s", wait_s=30)))
     reader.start()
     node.commit(entry(1, stream="other"))
     reader.join(0.2)
     assert reader.is_alive()
     node.commit(entry(2))
     reader.join(PATIENCE_S)
-    assert [found.epoch for found in pages[0].epochs] == [2]
+    assert [found.epoch for found in pages[0].nodes] == [2]
 
 
 def test_a_waiting_reader_gets_an_empty_page_when_its_time_is_over(client: HubClient) -> None:
     began = time.monotonic()
-    assert client.stream_page("p", "s", wait_s=0.2).epochs == ()
+    assert client.stream_nodes("p", "s", wait_s=0.2).nodes == ()
     assert 0.2 <= time.monotonic() - began < PATIENCE_S
 
 
@@ -142,7 +154,7 @@ def test_long_polls_end_when_the_hub_stops(tmp_path: Path) -> None:
 
 def test_a_reader_that_left_is_no_longer_waited_for(tmp_path: Path) -> None:
     with running_hub(tmp_path) as address, contextlib.closing(_connected(address)) as plain:
-        plain.sendall(b"GET /v1/pipelines/p/streams/s/epochs?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        plain.sendall(b"GET /v1/pipelines/p/streams/s/nodes?wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(lambda: polls_waiting(address.url) == 1, "request that waits")
         plain.close()
         until(lambda: polls_waiting(address.url) == 0, "end of the wait")
@@ -159,7 +171,7 @@ def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
         assert node.client.missing([run("a").digest]) == set()
         assert node.commit(entry(1, "a")).already
         assert node.commit(entry(2, "a")).head == 2
-        assert [found.epoch for found in node.client.stream_page("p", "s").epochs] == [1, 2]
+        assert [found.epoch for found in epochs_at(node.client)] == [1, 2]
 
 
 def test_refusals_have_their_status_and_say_what_they_are_about(node: Node) -> None:
@@ -237,10 +249,10 @@ def test_a_body_out_of_bounds_is_refused(shared: HubAddress, body: Any) -> None:
         ("POST", "/v1/pipelines/p/nodes/n/epochs/0-1", 400, "bad_request"),
         ("POST", "/v1/pipelines/p/nodes/n/epochs/1", 400, "bad_request"),
         ("POST", f"/v1/pipelines/p/nodes/n/epochs/1-{10**17}", 400, "bad_request"),
-        ("GET", "/v1/pipelines/p/streams/s/epochs?after=-1", 400, "bad_request"),
-        ("GET", f"/v1/pipelines/p/streams/s/epochs?after={10**19}", 400, "bad_request"),
-        ("GET", "/v1/pipelines/p/streams/s/epochs?wait=nan", 400, "bad_request"),
-        ("GET", "/v1/pipelines/p/streams/s/epochs?limit=99999999", 400, "bad_request"),
+        ("GET", "/v1/pipelines/p/streams/s/nodes?after=-1", 400, "bad_request"),
+        ("GET", f"/v1/pipelines/p/streams/s/nodes?after={10**19}", 400, "bad_request"),
+        ("GET", "/v1/pipelines/p/streams/s/nodes?wait=nan", 400, "bad_request"),
+        ("GET", "/v1/pipelines/p/streams/s/nodes?limit=99999999", 400, "bad_request"),
         ("GET", "/v1/epochs?pipeline=../x", 400, "bad_name"),
         ("GET", "/v1/nothing", 404, "not_found"),
         ("DELETE", "/v1/nodes", 405, "bad_request"),
@@ -254,7 +266,7 @@ def test_an_odd_question_gets_a_refusal(shared: HubAddress, method: str, path: s
 
 
 def test_a_body_that_is_no_json_or_has_unknown_fields_is_refused(shared: HubAddress) -> None:
-    for body in (b"", b"{", b"[]", b'{"holder": "h", "local": 1, "extra": 2}', b"[" * 100_000, b"\xff\xfe"):
+    for body in (b"", b"{", b"[]", b'{"holder": "h", "local": 1, "extra": 2}', b"[" * 60_000, b"\xff\xfe"):
         status, refusal = ask(shared, "POST", "/v1/pipelines/p/nodes/n/lease", body)
         assert (status, refusal["error"]) == (400, "bad_request")
 
@@ -377,12 +389,19 @@ def test_what_people_ask_for(node: Node) -> None:
     other = Node(client, "m")
     other.lease(local=4)
     other.commit(entry(1, watermark_us=-5))
-    client.consumer("p", "spark", ConsumerPosition(streams={"s": {"n": 2}}))
+    chains = {(one.node, one.epoch): one.chain for one in epochs_at(client)}
+    passed = {"n": NodePosition(2, chains["n", 2]), "m": NodePosition(2, "0" * 64), "lost": NodePosition(1, "0" * 64)}
+    refused = client.consumer("p", "spark", ConsumerPosition(streams={"s": passed})).refused["s"]
+    assert refused.keys() == {"m", "lost"}
+    assert "ends at epoch 1, but epoch 2 was read" in refused["m"]
     client.report_health(
         "n",
         "p",
         Health(state="running", sent_us=9, progress=Counters(epoch=3), problem="\x1b[2J\n\u202e" + "x" * 9_999),
     )
+    with pytest.raises(HubRefusedError, match="no lease"):
+        client.report_health("silent", "q", Health(state="failed", sent_us=9))
+    Node(client, "silent", "q").lease()
     client.report_health("silent", "q", Health(state="failed", sent_us=9))
     (stream,) = client.streams().streams
     assert (stream.nodes, stream.epochs, stream.rows, stream.watermark_us) == (2, 4, 4, -5)
@@ -390,7 +409,7 @@ def test_what_people_ask_for(node: Node) -> None:
     nodes = {(info.pipeline, info.node): info for info in client.nodes().nodes}
     assert nodes.keys() == {("p", "m"), ("p", "n"), ("q", "silent")}
     assert nodes["p", "m"].generation == Generation(hub=1, local=4)
-    assert (nodes["q", "silent"].head, nodes["q", "silent"].generation) == (0, None)
+    assert (nodes["q", "silent"].head, nodes["q", "silent"].committed_us) == (0, None)
     health = nodes["p", "n"].health
     assert health is not None
     assert (health.state, len(health.problem)) == ("running", 2_000)
@@ -414,13 +433,8 @@ def test_many_nodes_commit_at_once_and_each_has_its_epochs_in_order(hub: HubAddr
     for thread in threads:
         thread.join(60)
     found: dict[str, list[int]] = {}
-    after = 0
-    client = HubClient(hub)
-    while epochs := (page := client.stream_page("p", "s", after=after, limit=7)).epochs:
-        assert [e.seq for e in epochs] == sorted(e.seq for e in epochs)
-        for e in epochs:
-            found.setdefault(e.node, []).append(e.epoch)
-        after = page.next
+    for one in epochs_at(HubClient(hub)):
+        found.setdefault(one.node, []).append(one.epoch)
     assert found == {f"n{number}": list(range(1, 11)) for number in range(8)}
 
 

@@ -13,7 +13,7 @@ from tests.hub.sending import digest_of
 
 from fordstone.errors import ConfigError
 from fordstone.hub.messages import Rejection
-from fordstone.hub.store.blobs import SMALL_BYTES, BlobLocks, BlobStore, DiskBlobs, Upload, open_blobs
+from fordstone.hub.store.blobs import SMALL_BYTES, BlobLocks, BlobStore, DiskBlobs, Stored, Upload, is_whole, open_blobs
 
 SMALL = b"a few rows"
 LARGE = b"many rows " * (SMALL_BYTES // 4)
@@ -30,7 +30,7 @@ def stored(blobs: BlobStore, data: bytes, digest: str | None = None) -> bool:
     try:
         for start in range(0, len(data), 100_000):
             upload.write(data[start : start + 100_000])
-        return upload.store(blobs, digest or digest_of(data))
+        return upload.store(blobs, digest or digest_of(data)) is not Stored.KNOWN
     finally:
         upload.close()
 
@@ -74,6 +74,19 @@ def test_a_blob_that_is_not_whole_is_replaced(blobs: BlobStore) -> None:
     blobs.put(digest, short)
     assert stored(blobs, SMALL)
     assert blobs.size(digest) == len(SMALL)
+
+
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
+def test_a_blob_with_other_bytes_of_the_same_size_is_replaced(blobs: BlobStore, data: bytes) -> None:
+    digest = digest_of(data)
+    rotten = Upload(blobs.beside())
+    rotten.write(bytes(len(data)))
+    blobs.put(digest, rotten)
+    rotten.close()
+    assert not is_whole(blobs, digest)
+    assert stored(blobs, data)
+    assert is_whole(blobs, digest)
+    assert not stored(blobs, data)
 
 
 def test_what_is_removed_is_gone_and_may_be_removed_again(blobs: BlobStore) -> None:

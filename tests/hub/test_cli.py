@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +59,32 @@ def test_a_token_is_printed_once_alone_on_stdout(invoke):
     assert (one["name"], one["role"], one["node"], one["pipelines"]) == ("truck-7", "node", "truck-7", ["a", "b"])
     assert one["revoked_us"] is None
     assert "sha256" not in one
+
+
+def test_a_token_goes_to_a_new_file_that_only_its_owner_can_read(invoke, tmp_path):
+    before = os.umask(0)
+    try:
+        result = invoke("token", "add", "truck-7", "--node", "truck-7", "--out", "truck-7.token")
+    finally:
+        os.umask(before)
+    file = tmp_path / "truck-7.token"
+    text = file.read_text()
+    assert (result.exit_code, stat.S_IMODE(file.stat().st_mode)) == (0, 0o600)
+    assert text.startswith("fst_")
+    assert text.strip() not in result.output
+    again = invoke("token", "add", "other", "--center", "--out", "truck-7.token")
+    assert (again.exit_code, "is not overwritten" in again.stderr) == (2, True)
+    assert file.read_text() == text
+    assert [one.name for one in TokenFile(tmp_path / "hub").read()] == ["truck-7"], "no token is made that nobody has"
+
+
+@pytest.mark.parametrize("wrong", [("truck-7", "--out", "new.token"), ("b", "--out", "no-such-folder/b.token")])
+def test_a_token_that_cannot_be_made_or_written_leaves_no_file_and_no_token(invoke, tmp_path, wrong):
+    invoke("token", "add", "truck-7", "--center")
+    result = invoke("token", "add", *wrong, "--center")
+    assert (result.exit_code, "Traceback" in result.output) == (2, False)
+    assert not (tmp_path / "new.token").exists()
+    assert [one.name for one in TokenFile(tmp_path / "hub").read()] == ["truck-7"]
 
 
 def test_the_data_directory_may_be_named_before_or_after_token(invoke):

@@ -18,6 +18,7 @@ import trustme
 from fordstone.errors import ConfigError, DamagedError, HubAwayError, HubRefusedError, StorageError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
+from fordstone.hub.client.direct import DirectBlobs
 from fordstone.hub.messages import (
     Commit,
     Committed,
@@ -26,7 +27,7 @@ from fordstone.hub.messages import (
     Generation,
     Head,
     Refusal,
-    StreamPage,
+    StreamNodes,
 )
 from fordstone.plan.plan import ConnectorSpec
 from fordstone.state.base import RunRef
@@ -96,14 +97,14 @@ def client(server: Server) -> Iterator[HubClient]:
 
 
 def test_a_call_carries_the_token_and_its_answer_is_decoded(server: Server, client: HubClient) -> None:
-    server.answer(Head(epoch=7, digest="d"))
-    assert client.head("p", "n") == Head(epoch=7, digest="d")
+    server.answer(Head(epoch=7, chain="d", log_id="log"))
+    assert client.head("p", "n") == Head(epoch=7, chain="d", log_id="log")
     method, path, headers, _ = server.seen[0]
     assert (method, path, headers["Authorization"]) == ("GET", "/v1/pipelines/p/nodes/n/head", "Bearer fst_secret")
 
 
 def test_a_commit_names_its_range_in_the_path_and_carries_every_epoch(server: Server, client: HubClient) -> None:
-    server.answer(Committed(head=4))
+    server.answer(Committed(head=4, chain=""))
     epochs = tuple(EpochEntry(epoch=epoch, streams={}, created_us=1) for epoch in (3, 4))
     commit = Commit(generation=Generation(hub=1, local=2), epochs=epochs)
     assert client.commit("p", "n", commit).head == 4
@@ -113,7 +114,7 @@ def test_a_commit_names_its_range_in_the_path_and_carries_every_epoch(server: Se
 
 
 def test_names_never_leave_their_place_in_the_path(server: Server, client: HubClient) -> None:
-    server.answer(Head())
+    server.answer(Head(log_id="log"))
     client.head("../x", "a/b?c")
     assert server.seen[0][1] == "/v1/pipelines/..%2Fx/nodes/a%2Fb%3Fc/head"
 
@@ -200,9 +201,9 @@ def test_a_server_that_never_answers_is_given_up() -> None:
 
 
 def test_a_long_poll_asks_the_hub_to_wait(server: Server, client: HubClient) -> None:
-    server.answer(StreamPage(epochs=(), next=9))
-    assert client.stream_page("p", "s", after=9, wait_s=2.5, limit=10).next == 9
-    assert server.seen[0][1] == "/v1/pipelines/p/streams/s/epochs?after=9&limit=10&wait=2.5"
+    server.answer(StreamNodes(nodes=(), next=9, log_id="log"))
+    assert client.stream_nodes("p", "s", after=9, log_id="log", wait_s=2.5, limit=10).next == 9
+    assert server.seen[0][1] == "/v1/pipelines/p/streams/s/nodes?after=9&log=log&limit=10&wait=2.5"
 
 
 def test_no_checkpoint_at_the_hub_is_none(server: Server, client: HubClient) -> None:
@@ -265,16 +266,14 @@ def test_blobs_of_a_store_out_of_reach_come_through_the_hub(server: Server, clie
     assert client.read_blob(REF, url) == DATA
 
 
-def test_a_store_that_cannot_be_opened_is_asked_once(
-    server: Server, client: HubClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_cannot_be_opened_is_asked_once(server: Server, client: HubClient) -> None:
     asked: list[str] = []
 
     def refuse(url: str, *, bytes_max: int) -> bytes:
         asked.append(url)
         raise StorageError("no")
 
-    monkeypatch.setattr("fordstone.hub.client.client.read_url", refuse)
+    client._direct = DirectBlobs(read=refuse)
     server.answer(DATA)
     for _ in range(3):
         assert client.read_blob(REF, "s3://bucket/x") == DATA
@@ -286,7 +285,7 @@ def test_tls_is_checked_against_the_given_certificates(server: Server, tmp_path:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
     server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
-    server.answer(Head(epoch=3))
+    server.answer(Head(epoch=3, log_id="log"))
     url = server.url.replace("http:", "https:")
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     other.cert_pem.write_to_path(str(tmp_path / "other.pem"))
@@ -351,9 +350,14 @@ def test_a_token_for_this_machine_needs_no_tls(host: str) -> None:
     assert HubAddress(url=f"http://{host}", token="fst_secret").token == "fst_secret"
 
 
-def test_an_address_goes_through_a_placed_plan_and_hides_its_token() -> None:
-    address = HubAddress(url="https://hub:7411/", token="fst_secret", ca="ca.pem")
-    assert HubAddress.from_at(address.at()) == address
+def test_an_address_goes_through_a_placed_plan_whole_and_hides_its_token(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(str(ca))
+    address = HubAddress(url="https://hub:7411/", token="fst_secret", ca=str(ca))
+    sent = address.at()
+    ca.unlink()  # as on another machine, which does not have the file
+    assert HubAddress.from_at(sent) == address
+    HubClient(HubAddress.from_at(sent)).close()
     assert "fst_secret" not in repr(address)
     assert "fst_secret" not in repr([ConnectorSpec("hub", {}, at=address.at())])
     assert address.url == "https://hub:7411"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
+from tests.hub.reading import epochs_in
 from tests.hub.sending import blob, checkpoint, commit_of, entry, run, select
 
 from fordstone.hub.messages import Checkpoint, Commit, Committed, Generation, Head, LeaseRequest, Rejection
 from fordstone.hub.store import commits
 from fordstone.hub.store.log import HubLog
-from fordstone.hub.store.sqlite import SqliteStore
+from fordstone.hub.store.sqlite import GENERATIONS_SKIPPED, SqliteStore
+from fordstone.protocol.chain import chained
 from fordstone.state.base import RunRef
 
 
@@ -32,7 +35,7 @@ class Ledger:
             self.log.record_blob(run(text).digest, len(blob(text)))
 
     def lease(self, holder: str = "h", local: int = 1, **more: Any) -> Generation:
-        asked = LeaseRequest(holder=holder, local=local, **more)
+        asked = LeaseRequest(holder=holder, local=local, start=more.pop("start", f"s{local}"), **more)
         return self.log.write(lambda tx: commits.lease(tx, "p", "n", asked)).result(10).generation
 
     def commit(self, body: Commit) -> Committed:
@@ -40,12 +43,15 @@ class Ledger:
             lambda tx: commits.commit(tx, "p", "n", body, [one.digest() for one in body.epochs])
         ).result(10)
 
+    def restored(self) -> None:
+        """Be what `fordstone hub restore` leaves."""
+        self.log.write(lambda tx: tx.log.mark_restored(now_us=tx.now_us)).result(10)
+
     def head(self) -> Head:
         return self.log.read(lambda log: commits.head(log, "p", "n"))
 
     def stream(self) -> list[tuple[int, tuple[RunRef, ...], int]]:
-        page = self.log.read(lambda log: commits.stream_page(log, "p", "s", after=0, limit=10_000))
-        return [(found.epoch, found.runs, found.watermark_us) for found in page.epochs]
+        return [(found.epoch, found.runs, found.watermark_us) for found in epochs_in(self.log)]
 
     def counts(self) -> tuple[Counter[str], Counter[str]]:
         """How often blobs are named: as counted, and as they really are."""
@@ -76,17 +82,153 @@ def refusal(ledger: Ledger, body: Commit) -> Rejection:
 def test_an_epoch_is_committed_once_whatever_is_sent_again(ledger: Ledger) -> None:
     ledger.lease()
     ledger.have("a")
-    assert ledger.commit(commit_of(entry(1, "a"))) == Committed(head=1)
-    assert ledger.commit(commit_of(entry(1, "a"))) == Committed(head=1, already=True)
+    chain = chained("", entry(1, "a").digest())
+    assert ledger.commit(commit_of(entry(1, "a"))) == Committed(head=1, chain=chain)
+    assert ledger.commit(commit_of(entry(1, "a"))) == Committed(head=1, chain=chain, already=True)
     assert ledger.stream() == [(1, (run("a"),), 1)]
-    assert ledger.head() == Head(epoch=1, digest=entry(1, "a").digest(), generation=Generation(hub=1, local=1))
+    digest = entry(1, "a").digest()
+    assert ledger.head() == Head(
+        epoch=1,
+        chain=chained("", digest),
+        generation=Generation(hub=1, local=1),
+        log_id=ledger.head().log_id,
+    )
+
+
+def test_the_chain_at_each_epoch_does_not_depend_on_how_epochs_were_committed(ledger: Ledger) -> None:
+    ledger.lease()
+    ledger.have("a", "b", "c")
+    ledger.commit(commit_of(entry(1, "a"), entry(2, "b")))
+    ledger.commit(commit_of(entry(2, "b"), entry(3, "c")))
+    wanted = list(
+        accumulate((entry(n, text).digest() for n, text in ((1, "a"), (2, "b"), (3, "c"))), chained, initial="")
+    )
+    assert [found.chain for found in epochs_in(ledger.log)] == wanted[1:]
+    assert ledger.head().chain == wanted[-1]
+
+
+def test_a_commit_that_continues_another_chain_is_refused(ledger: Ledger) -> None:
+    ledger.lease()
+    ledger.have("a", "b", "c")
+    ledger.commit(commit_of(entry(1, "a"), entry(2, "b"), after=""))
+    for first, wrong in ((3, chained("", "x")), (2, "")):
+        refused = refusal(ledger, commit_of(entry(first, "c"), after=wrong))
+        assert refused.refusal.error == "other_content"
+    assert ledger.commit(commit_of(entry(3, "c"), after=ledger.head().chain)).head == 3
+
+
+def test_a_restored_hub_takes_what_the_node_still_has_and_records_what_is_lost(ledger: Ledger) -> None:
+    ledger.lease()
+    ledger.have("a", "b", "c")
+    ledger.commit(commit_of(entry(1, "a")))
+    before = chained("", "of epoch 4")
+    assert refusal(ledger, commit_of(entry(5, "b"), after=before)).refusal.error == "gap"
+    former = ledger.head().log_id
+    ledger.restored()
+    assert (ledger.head().resync, ledger.head().former_logs, ledger.head().generation) == (True, (former,), None)
+    assert refusal(ledger, commit_of(entry(2, "b"))).refusal.error == "not_found", "the lease has ended"
+    since = ledger.lease(head=4, chain=before, log_id=former)
+    assert since == Generation(hub=1 + GENERATIONS_SKIPPED, local=1)
+    assert refusal(ledger, commit_of(entry(5, "b"), generation=since)).refusal.error == "gap", (
+        "without a chain there is no way to go on"
+    )
+    assert ledger.commit(commit_of(entry(5, "b"), generation=since, after=before)).chain == chained(
+        before, entry(5, "b").digest()
+    )
+    (node,) = ledger.log.read(lambda log: log.nodes())
+    assert (node.lost, node.resync, ledger.head().resync) == (((2, 4),), False, False)
+    assert [epoch for epoch, *_ in ledger.stream()] == [1, 5]
+    assert refusal(ledger, commit_of(entry(8, "c"), generation=since, after=before)).refusal.error == "gap", "only once"
+    assert ledger.commit(commit_of(entry(6, "c"), generation=since, after=ledger.head().chain)).head == 6
+
+
+def test_a_restored_hub_that_has_lost_nothing_goes_on_as_before(ledger: Ledger) -> None:
+    ledger.lease()
+    ledger.have("a", "b")
+    ledger.commit(commit_of(entry(1, "a")))
+    former = ledger.head()
+    ledger.restored()
+    since = ledger.lease(head=1, chain=former.chain, log_id=former.log_id)
+    assert not ledger.head().resync
+    assert refusal(ledger, commit_of(entry(5, "b"), generation=since, after=former.chain)).refusal.error == "gap"
+    assert ledger.commit(commit_of(entry(2, "b"), generation=since, after=former.chain)).head == 2
+
+
+def test_a_node_that_joined_after_the_backup_may_go_on_at_the_restored_hub(ledger: Ledger) -> None:
+    former = ledger.head().log_id
+    ledger.restored()
+    ledger.have("a")
+    assert ledger.head().former_logs == (former,)
+    before = chained("", "of epoch 6")
+    since = ledger.lease(head=6, chain=before, log_id=former)
+    assert ledger.commit(commit_of(entry(7, "a"), generation=since, after=before)).head == 7
+    (node,) = ledger.log.read(lambda log: log.nodes())
+    assert node.lost == ((1, 6),)
+
+
+def test_a_node_of_another_hub_may_not_leave_epochs_out(ledger: Ledger) -> None:
+    ledger.restored()
+    ledger.have("a")
+    before = chained("", "of epoch 6")
+    since = ledger.lease(head=6, chain=before, log_id="the log of another hub")
+    assert refusal(ledger, commit_of(entry(7, "a"), generation=since, after=before)).refusal.error == "gap"
+
+
+LATER = {"local": 2, "start": "s2"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        pytest.param({}, None, id="the same start, again"),
+        pytest.param(LATER | {"head": 2, "chain": "head"}, None, id="a later start with the head"),
+        pytest.param(LATER | {"head": 1, "chain": "old"}, "not_head", id="an old copy"),
+        pytest.param(LATER, "not_head", id="an old copy with nothing"),
+        pytest.param(LATER | {"head": 2, "chain": "old"}, "not_head", id="a copy that went another way"),
+        pytest.param(
+            {"start": "x", "head": 2, "chain": "head"}, "stale_generation", id="a clone of the same incarnation"
+        ),
+        pytest.param({"holder": "other", "head": 2, "chain": "head"}, "held", id="another directory"),
+    ],
+)
+def test_a_lease_is_for_the_directory_that_has_the_head(
+    ledger: Ledger, request_: dict[str, Any], error: str | None
+) -> None:
+    ledger.lease()
+    ledger.have("a", "b")
+    ledger.commit(commit_of(entry(1, "a")))
+    old = ledger.head().chain
+    ledger.commit(commit_of(entry(2, "b")))
+    granted = ledger.head().generation
+    chains = {"head": ledger.head().chain, "old": old}
+    asked = request_ | ({"chain": chains[request_["chain"]]} if "chain" in request_ else {})
+    if error is None:
+        ledger.lease(**asked)
+        return
+    with pytest.raises(Rejection) as raised:
+        ledger.lease(**asked)
+    assert raised.value.refusal.error == error
+    assert ledger.head().generation == granted
+    ledger.have("c")
+    assert ledger.commit(commit_of(entry(3, "c"))).head == 3, "the living one is not fenced"
+
+
+def test_a_log_has_an_id_that_stays_and_that_no_other_log_has(tmp_path: Path) -> None:
+    ids = []
+    for name in ("one", "one", "other"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        ledger = Ledger(tmp_path / name)
+        ids.append(ledger.head().log_id)
+        ledger.log.close()
+    assert ids[0] == ids[1] != ids[2]
+    assert len(ids[0]) == 32
 
 
 def test_a_range_merged_again_adds_only_what_is_new(ledger: Ledger) -> None:
     ledger.lease()
     ledger.have("a", "b", "c")
     ledger.commit(commit_of(entry(1, "a"), entry(2, "b")))
-    assert ledger.commit(commit_of(entry(2, "b"), entry(3, "c"))) == Committed(head=3)
+    assert ledger.commit(commit_of(entry(2, "b"), entry(3, "c"))).head == 3
     assert [epoch for epoch, *_ in ledger.stream()] == [1, 2, 3]
 
 
@@ -174,7 +316,7 @@ def test_all_is_there_after_the_log_is_opened_again(tmp_path: Path) -> None:
     again = Ledger(tmp_path)
     assert (again.stream(), again.head()) == (stream, head)
     assert again.commit(commit_of(entry(1, "a"))).already
-    assert again.commit(commit_of(entry(2, "a"))) == Committed(head=2)
+    assert again.commit(commit_of(entry(2, "a"))).head == 2
     again.log.close()
 
 

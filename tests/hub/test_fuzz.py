@@ -73,7 +73,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         auth = {"authorization": f"Bearer {token}"}
         assert one.send("PUT", f"/v1/blobs/{DIGEST}", auth, BLOB)[0] < 300
         base = "/v1/pipelines/p/nodes/n"
-        lease = b'{"holder":"' + b"h" * 32 + b'","local":1}'
+        lease = b'{"holder":"' + b"h" * 32 + b'","local":1,"start":"s"}'
         assert one.send("POST", f"{base}/lease", auth, lease)[0] == 200
         assert one.send("POST", f"{base}/epochs/1-1", auth, commit(1, DIGEST))[0] == 201
         yield one
@@ -109,6 +109,7 @@ NAME = st.one_of(st.sampled_from(["p", "n", "s", "other"]), ODD_PART)
 TEMPLATES = [
     "/v1/blobs/missing", "/v1/blobs/{}", "/v1/pipelines/{}/nodes/{}/epochs/{}", "/v1/pipelines/{}/nodes/{}/lease",
     "/v1/pipelines/{}/nodes/{}/head", "/v1/pipelines/{}/nodes/{}/checkpoint", "/v1/pipelines/{}/streams/{}/epochs",
+    "/v1/pipelines/{}/streams/{}/nodes",
     "/v1/pipelines/{}/consumers/{}", "/v1/pipelines/{}/control/{}", "/v1/nodes/{}/health/{}", "/v1/nodes", "/v1/streams",
     "/v1/epochs", "/healthz", "/metrics",
 ]  # fmt: skip
@@ -143,6 +144,10 @@ ENTRY = st.fixed_dictionaries(
     {"epoch": NUMBERS, "streams": st.dictionaries(NAME, SEGMENT, max_size=2), "created_us": NUMBERS},
     optional={"ended": st.booleans(), "controls": st.dictionaries(NAME, NUMBERS, max_size=2)},
 )
+POSITION = st.one_of(NUMBERS, st.tuples(NUMBERS, st.sampled_from(["", DIGEST, "x"])))
+RANGE = st.fixed_dictionaries(
+    {}, optional={"after": NUMBERS, "until": NUMBERS, "seen": POSITION, "earliest": st.booleans()}
+)
 CHECKPOINT = st.fixed_dictionaries({"epoch": NUMBERS, "manifest": RUN, "state": st.lists(RUN, max_size=2)})
 BODIES = st.one_of(
     st.none(),
@@ -151,7 +156,11 @@ BODIES = st.one_of(
         {"generation": GENERATION, "epochs": st.lists(ENTRY, max_size=3)}, optional={"checkpoint": CHECKPOINT}
     ),
     st.fixed_dictionaries({"holder": st.text(max_size=300), "local": NUMBERS}, optional={"take_over": st.booleans()}),
-    st.fixed_dictionaries({"streams": st.dictionaries(NAME, st.dictionaries(NAME, NUMBERS, max_size=2), max_size=2)}),
+    st.fixed_dictionaries({"streams": st.dictionaries(NAME, st.dictionaries(NAME, POSITION, max_size=2), max_size=2)}),
+    st.fixed_dictionaries(
+        {"nodes": st.dictionaries(NAME, RANGE, max_size=2)},
+        optional={"rows_max": NUMBERS, "epochs_max": NUMBERS, "listed": st.booleans()},
+    ),
     st.fixed_dictionaries(
         {"owner": st.text(max_size=300), "batch": NUMBERS, "blob": RUN}, optional={"snapshot": st.booleans()}
     ),

@@ -13,7 +13,7 @@ from tests.hub.sending import Node, entry
 
 from fordstone.errors import ConfigError, HubAwayError
 from fordstone.hub.client.client import HubClient
-from fordstone.hub.messages import ConsumerPosition, Rejection
+from fordstone.hub.messages import ConsumerPosition, NodePosition, Rejection
 from fordstone.hub.server.limits import (
     DISK_CHECK_INTERVAL_S,
     EPOCHS_SHARE,
@@ -123,7 +123,7 @@ def test_while_the_disk_is_nearly_full_nothing_comes_in_and_positions_are_still_
     for ask in (lambda: node.put("b"), lambda: node.commit(entry(1, "a"))):
         with pytest.raises(HubAwayError, match="nearly full"):
             ask()
-    client.consumer("p", "c", ConsumerPosition(streams={"s": {"n": 1}}))
+    client.consumer("p", "c", ConsumerPosition(streams={"s": {"n": NodePosition()}}))
     assert client.head("p", "n").epoch == 0
     disk.free = 50 * GIB
     node.put("b")
@@ -145,6 +145,17 @@ def test_a_clock_that_goes_back_gives_no_requests_and_takes_none():
     assert rates.take("a", 5.0) == pytest.approx(1.0)
 
 
+def test_more_than_a_bucket_holds_is_granted_once_and_owed():
+    rates = RateLimiter(rate_per_s=10.0, burst=100.0, callers_max=9)
+    assert rates.take("a", 0.0, amount=300.0) == 0.0
+    assert rates.take("a", 0.0) == pytest.approx(20.1)
+    rates.correct("a", 0.0, amount=-250.0)
+    assert rates.take("a", 0.0) == 0.0
+    rates.correct("a", 0.0, amount=1000.0)
+    assert rates.take("a", 0.0) > 90
+    assert rates.take("a", 200.0) == 0.0
+
+
 def test_slots_are_given_back_whatever_happens():
     slots = Slots(1, node_max=1)
     with contextlib.suppress(ValueError), slots.one() as inside:
@@ -157,7 +168,14 @@ def test_slots_are_given_back_whatever_happens():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"blob_bytes_max": 0}, {"body_bytes_max": 1 << 40}, {"rate_per_s": 0.0}, {"rate_per_s": float("nan")}]
+    "wrong",
+    [
+        {"blob_bytes_max": 0},
+        {"body_bytes_max": 1 << 40},
+        {"rate_per_s": 0.0},
+        {"rate_per_s": float("nan")},
+        {"bytes_per_hour": 0},
+    ],
 )
 def test_limits_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ConfigError):

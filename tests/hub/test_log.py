@@ -23,7 +23,7 @@ def add(text: str) -> Any:
     """A job that adds a node, and breaks a constraint if it is done twice."""
 
     def work(tx: Transaction) -> str:
-        tx.log.grant_lease("p", text, holder="h", generation=ONE, now_us=tx.now_us)
+        tx.log.grant_lease("p", text, holder="h", start="s", generation=ONE, resync=False, now_us=tx.now_us)
         found = tx.log.node("p", text)
         assert found is not None
         tx.log.add_checkpoint(found.node_id, checkpoint(1), replaced=())
@@ -176,12 +176,13 @@ def test_snapshots_cannot_write_and_every_transaction_is_synced(tmp_path: Path) 
         assert [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")] == ["wal", 2]
 
 
-def test_a_log_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 99])
+def test_a_log_of_another_version_is_left_alone(tmp_path: Path, version: int) -> None:
     opened(tmp_path).close()
     db = sqlite3.connect(tmp_path / "log.sqlite")
-    db.execute("PRAGMA user_version = 99")
+    db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    with pytest.raises(ConfigError, match="version 99"):
+    with pytest.raises(ConfigError, match=f"version {version}"):
         opened(tmp_path)
 
 

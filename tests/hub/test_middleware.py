@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from fordstone.hub.messages import Refusal, Rejection
 from fordstone.hub.server.auth import TokenFile, Tokens
-from fordstone.hub.server.limits import SHARED_TIMES, Limits
+from fordstone.hub.server.connection import CONNECTION
+from fordstone.hub.server.limits import ALL_LINES_AT_ONCE, LINES_AT_ONCE, SHARED_TIMES, Limits
 from fordstone.hub.server.metrics import HubMetrics
 from fordstone.hub.server.middleware import HubMiddleware
 from fordstone.hub.server.routes import Routes
@@ -59,6 +60,9 @@ class Front:
     seen: list[Any] = field(default_factory=list)
     metrics: HubMetrics = field(default_factory=HubMetrics)
     aborted: int = 0
+    owners: list[tuple[str | None, int]] = field(default_factory=list)
+    """Who the connection was said to belong to, and how many it may have."""
+    connections_left: bool = True
 
     def __post_init__(self) -> None:
         async def no_lifespan(scope: Any, receive: Any, send: Any) -> None:
@@ -87,6 +91,10 @@ class Front:
 
     def abort(self) -> None:
         self.aborted += 1
+
+    def belongs_to(self, owner: str | None, most: int) -> bool:
+        self.owners.append((owner, most))
+        return self.connections_left
 
     async def ask(
         self,
@@ -124,7 +132,7 @@ class Front:
         raw = path if isinstance(path, bytes) else path.encode()
         scope = {
             "type": "http", "method": method, "raw_path": raw, "path": raw.decode("latin-1"), "root_path": "", "query_string": query,
-            "headers": list(headers), "client": (peer, 1), "extensions": {"fordstone.abort": {"now": self.abort}},
+            "headers": list(headers), "client": (peer, 1), "extensions": {CONNECTION: {"connection": self}},
         }  # fmt: skip
         await self.middleware(scope, receive, send or keep)
         if not sent:
@@ -167,11 +175,14 @@ def secret(data: Path, name: str = "t", **facts: Any) -> str:
         "v1/nodes",
     ],
 )
-def test_a_path_with_anything_but_names_is_refused_before_the_token_is_looked_at(tmp_path, path):
-    secret(tmp_path)
+def test_a_path_with_anything_but_names_is_refused_and_reaches_no_handler(tmp_path, path):
     front = Front(tmp_path)
     answered = asked(front, "GET", path)
     assert (answered.status, answered.refusal.error) == (400, "bad_name")
+    token = secret(tmp_path)
+    front.now_s += 2
+    assert asked(front, "GET", path).status == 401
+    assert asked(front, "GET", path, token=token).status == 400
     assert front.seen == []
 
 
@@ -311,6 +322,14 @@ def test_a_body_that_drips_is_408_although_it_never_stops(tmp_path):
     assert front.now_s < 15
 
 
+def test_a_body_that_drips_after_a_quick_start_is_408(tmp_path):
+    front = Front(tmp_path, limits=replace(LIMITS, blob_bytes_max=1 << 20, bytes_per_s_min=1_024))
+    drip: Pieces = [piece for _ in range(60) for piece in (b"x", 1.0)]
+    answered = asked(front, "PUT", BLOB, body=[b"x" * 1_000_000, *drip, b"y"])
+    assert (answered.status, front.seen) == (408, ["rejected"])
+    assert front.now_s < 25
+
+
 def test_a_body_on_a_slow_line_is_taken(tmp_path):
     front = Front(tmp_path, limits=replace(LIMITS, bytes_per_s_min=10))
     steady: Pieces = [piece for _ in range(40) for piece in (b"x" * 20, 1.0)]
@@ -383,6 +402,192 @@ def test_guessing_tokens_is_slowed_by_peer_and_does_not_slow_those_who_have_one(
     assert asked(front, token=text, peer="10.0.0.1").status == 201
 
 
+@pytest.mark.parametrize("path", ["/v1/..", "/v1/nothing", BLOB.upper(), "/v1/nodes"])
+def test_requests_count_against_the_rate_whatever_else_is_wrong_with_them(tmp_path, path):
+    text = secret(tmp_path)
+    front = Front(tmp_path, limits=replace(LIMITS, rate_per_s=1.0, burst_s=2.0))
+    assert [asked(front, path=path).status for _ in range(4)] == [401, 401, 429, 429]
+    statuses = [asked(front, "BREW", path, token=text).status for _ in range(2 * SHARED_TIMES + 1)]
+    assert statuses[-1] == 429
+    assert 429 not in statuses[:-1]
+
+
+def test_peers_of_one_ipv6_network_have_one_rate(tmp_path):
+    secret(tmp_path)
+    front = Front(tmp_path, limits=replace(LIMITS, rate_per_s=1.0, burst_s=2.0))
+    assert [asked(front, peer=f"2001:db8::{end}").status for end in (1, 2, 3)] == [401, 401, 429]
+    assert asked(front, peer="2001:db8:0:1::1").status == 401
+
+
+def test_rejections_are_logged_some_per_second_and_all_are_counted(tmp_path, caplog):
+    secret(tmp_path)
+    front = Front(tmp_path)
+    with caplog.at_level(logging.INFO, logger="fordstone.hub.server.middleware"):
+        for _ in range(30):
+            asked(front, peer="192.0.2.1")
+        assert len(caplog.records) == LINES_AT_ONCE
+        for peer in range(100):
+            asked(front, peer=f"198.51.100.{peer}")
+        assert len(caplog.records) == ALL_LINES_AT_ONCE
+        front.middleware.log_left_out()
+        front.middleware.log_left_out()
+        assert len(caplog.records) == ALL_LINES_AT_ONCE + 1
+        front.now_s += 10
+        asked(front, peer="192.0.2.1")
+        assert vars(caplog.records[-1])["error"] == "unauthorised"
+    said = vars(caplog.records[-2])
+    assert (said["rejections"], said["callers"]["peer 192.0.2.1"]) == (80, 20)
+    assert len(said["callers"]) == 10
+    assert front.value("rejections_total", error="unauthorised") == 131
+
+
+def test_callers_without_a_token_do_not_hide_what_is_logged_of_those_with_one(tmp_path, caplog):
+    text = secret(tmp_path, role="node", node="n")
+    front = Front(tmp_path)
+    for peer in range(100):
+        asked(front, peer=f"198.51.100.{peer}")
+    with caplog.at_level(logging.INFO, logger="fordstone.hub.server.middleware"):
+        asked(front, token=text)
+    assert [vars(record)["error"] for record in caplog.records] == ["forbidden"]
+
+
+def test_a_connection_belongs_to_the_token_that_it_shows(tmp_path):
+    front = Front(tmp_path)
+    asked(front)
+    assert front.owners == [("peer 127.0.0.1", LIMITS.node_connections_max * SHARED_TIMES)], (
+        "without tokens, to all here"
+    )
+    asked(front, headers=((b"origin", b"https://evil.example"),))
+    node, center = secret(tmp_path, "n", role="node", node="n"), secret(tmp_path, "c", role="center")
+    front.now_s += 2
+    front.owners.clear()
+    for token in (node, center, None, "fst_" + "C" * 43):
+        asked(front, path="/healthz", token=token)
+    assert [owner for owner, _ in front.owners] == ["token n", "token c", None, None]
+    assert [most for _, most in front.owners[:2]] == [
+        LIMITS.node_connections_max,
+        LIMITS.node_connections_max * SHARED_TIMES,
+    ]
+    front.connections_left = False
+    no = asked(front, path=BLOB, token=node)
+    assert (no.status, no.headers[b"connection"], no.refusal.error) == (429, b"close", "too_many_requests")
+
+
+def test_the_bytes_per_hour_of_a_token_are_bounded_and_it_goes_on_at_that_rate(tmp_path):
+    node, other = (secret(tmp_path, name, role="node", node=name) for name in ("n", "other"))
+    front = Front(tmp_path, limits=replace(LIMITS, bytes_per_hour=3_600))
+
+    def put(size: int, token: str = node, *, announced: bool = True) -> Answered:
+        headers = ((b"content-length", b"%d" % size),) if announced else ()
+        return asked(front, "PUT", BLOB, body=[b"x" * size], token=token, headers=headers)
+
+    for announced in (True, False, True):
+        assert put(1000, announced=announced).status == 201
+    assert put(1000).status == 201, "what is larger than what is left is owed"
+    no = put(1)
+    assert (no.status, no.refusal.error) == (429, "too_many_requests")
+    assert "--bytes-per-hour" in no.refusal.message
+    wait_s = int(no.headers[b"retry-after"])
+    assert 400 <= wait_s <= 420
+    assert put(1000, other).status == 201
+    assert asked(front, token=node, path=BLOB).status == 429, "what is read counts too"
+    front.now_s += wait_s
+    assert put(1000).status == 201, "a node that has much to send goes on"
+
+
+def test_bytes_that_did_not_come_are_given_back(tmp_path):
+    node = secret(tmp_path, "n", role="node", node="n")
+    front = Front(tmp_path, limits=replace(LIMITS, bytes_per_hour=3_600, chunk_seconds_max=0.01))
+    for _ in range(9):
+        headers = ((b"content-length", b"1000"),)
+        assert asked(front, "PUT", BLOB, body=[float("inf")], token=node, headers=headers).status == 408
+
+
+def test_a_center_has_the_bytes_of_many_nodes(tmp_path):
+    center = secret(tmp_path, "c", role="center")
+    front = Front(tmp_path, limits=replace(LIMITS, bytes_per_hour=1_000))
+    statuses = [asked(front, "PUT", BLOB, body=[b"x" * 1000], token=center).status for _ in range(SHARED_TIMES + 1)]
+    assert statuses == [201] * SHARED_TIMES + [429]
+
+
+def test_bodies_in_memory_are_bounded_in_all_and_per_node(tmp_path):
+    greedy, other = (secret(tmp_path, name, role="node", node=name) for name in ("greedy", "other"))
+
+    async def go() -> None:
+        release, inside = asyncio.Event(), asyncio.Semaphore(0)
+
+        async def handler(request: Request) -> Response:
+            await request.body()
+            inside.release()
+            await release.wait()
+            return Response()
+
+        limits = replace(LIMITS, memory_bytes_max=3_000, node_memory_bytes_max=2_000)
+        front = Front(tmp_path, limits=limits, handler=handler)
+
+        def put(token: str) -> asyncio.Task[Answered]:
+            return asyncio.create_task(front.ask("PUT", BLOB, token=token, body=[b"x" * 500, b"x" * 500]))
+
+        held = [put(greedy), put(greedy)]
+        for _ in held:
+            await inside.acquire()
+        no = await put(greedy)
+        assert (no.status, no.refusal.error, no.headers[b"retry-after"]) == (503, "too_many_requests", b"1")
+        held.append(put(other))
+        await inside.acquire()
+        assert front.value("body_memory_bytes") == 3_000
+        assert (await put(other)).status == 503, "there is no more for anybody"
+        release.set()
+        assert {(await one).status for one in held} == {200}
+        assert front.value("body_memory_bytes") == 0
+        assert (await put(greedy)).status == 200
+
+    asyncio.run(go())
+
+
+def test_of_a_large_blob_only_what_is_in_memory_counts(tmp_path):
+    limits = replace(LIMITS, blob_bytes_max=10 << 20, memory_bytes_max=7 << 20)
+    front = Front(tmp_path, limits=limits)
+    assert asked(front, "PUT", BLOB, body=[b"x" * (1 << 20)] * 10).status == 201
+    assert front.value("body_memory_bytes") == 0
+
+
+def test_a_large_response_that_finds_no_memory_is_503_before_anything_is_sent(tmp_path):
+    async def handler(request: Request) -> Response:
+        return Response(b"x" * 100_000)
+
+    front = Front(tmp_path, limits=replace(LIMITS, memory_bytes_max=150_000), handler=handler)
+    assert asked(front).status == 503
+    assert asked(front, "HEAD", BLOB).status == 200
+    front = Front(tmp_path, limits=replace(LIMITS, memory_bytes_max=200_000), handler=handler)
+    assert asked(front).status == 200
+
+
+SMALL = 64 << 10
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "most"),
+    [
+        ("POST", "/v1/pipelines/p/nodes/n/lease", SMALL),
+        ("PUT", "/v1/nodes/n/health/p", SMALL),
+        ("POST", "/v1/pipelines/p/control/c", SMALL),
+        ("GET", "/v1/nodes", SMALL),
+        ("GET", "/healthz", SMALL),
+        ("POST", "/v1/blobs/missing", 1 << 20),
+        ("POST", "/v1/pipelines/p/nodes/n/epochs/1-2", 16 << 20),
+        ("PUT", BLOB, 256 << 20),
+    ],
+)
+def test_each_route_has_a_bound_for_its_body(tmp_path, method, path, most):
+    front = Front(tmp_path, limits=Limits())
+
+    def status(size: int) -> int:
+        return asked(front, method, path, headers=((b"content-length", b"%d" % size),)).status
+
+    assert (status(most), status(most + 1)) == (201, 413)
+
+
 def test_without_tokens_a_peer_has_the_rate_of_many_nodes(tmp_path):
     front = Front(tmp_path, limits=replace(LIMITS, rate_per_s=1.0, burst_s=1.0))
     answers = [asked(front, peer="10.0.0.1").status for _ in range(SHARED_TIMES + 1)]
@@ -391,7 +596,7 @@ def test_without_tokens_a_peer_has_the_rate_of_many_nodes(tmp_path):
 
 
 def test_requests_and_polls_have_room_apart_from_each_other(tmp_path):
-    stream = "/v1/pipelines/p/streams/s/epochs"
+    stream = "/v1/pipelines/p/streams/s/nodes"
 
     async def go() -> None:
         started, release = asyncio.Event(), asyncio.Event()
@@ -420,7 +625,7 @@ def test_requests_and_polls_have_room_apart_from_each_other(tmp_path):
 
 
 def test_a_poll_takes_the_room_of_polls_however_its_wait_is_written(tmp_path):
-    stream = "/v1/pipelines/p/streams/s/epochs"
+    stream = "/v1/pipelines/p/streams/s/nodes"
     front = Front(tmp_path, limits=replace(LIMITS, polls_max=0, requests_max=1))
     assert asked(front, path=stream, query=b"after=0").status == 201
     for query in (b"wait=5", b"after=0&%77ait=5", b"w%61it=", b"a=wait&wait=1"):
@@ -468,6 +673,9 @@ def test_one_node_cannot_take_all_the_room(tmp_path):
         (b"host", b"127.0.0.1.evil.example"),
         (b"host", b"localhost,evil.example"),
         (b"host", b""),
+        (b"sec-fetch-site", b"cross-site"),
+        (b"sec-fetch-site", b"same-site"),
+        (b"Sec-Fetch-Site", b"Same-Origin"),
     ],
 )
 def test_a_web_page_gets_nothing_from_a_hub_without_tokens(tmp_path, name, value):
@@ -483,6 +691,10 @@ def test_a_web_page_gets_nothing_from_a_hub_without_tokens(tmp_path, name, value
 @pytest.mark.parametrize("host", [b"127.0.0.1:7411", b"[::1]:7411", b"LOCALHOST", b"localhost:80", b"192.168.0.7"])
 def test_programs_name_an_open_hub_by_its_address(tmp_path, host):
     assert asked(Front(tmp_path), headers=((b"host", host),)).status == 201
+
+
+def test_a_person_who_types_the_address_of_an_open_hub_gets_an_answer(tmp_path):
+    assert asked(Front(tmp_path), headers=((b"sec-fetch-site", b"none"),)).status == 201
 
 
 def test_asking_for_health_without_a_token_has_the_rate_of_one(tmp_path):

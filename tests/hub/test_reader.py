@@ -1,7 +1,8 @@
-"""The reader of a stream: declared time, gaps, the index, and the retry of calls."""
+"""The reader of a stream: declared time, the facts of nodes, the epochs that it holds, and the retry of calls."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.connectors.fake_hub import PIPELINE, STREAM, Epoch, FakeHub
 
@@ -9,23 +10,27 @@ from fordstone.errors import HubAwayError
 from fordstone.hub.client.client import RETRY_SECONDS_MAX, retry
 from fordstone.hub.client.reader import (
     MAX_AHEAD_US,
-    Gap,
-    StreamIndex,
+    EpochBuffer,
+    Pauses,
+    StreamFacts,
     StreamReader,
     declared_us,
-    find_gaps,
+    first_epochs,
     is_finished,
 )
 from fordstone.hub.messages import StreamEpoch
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
+from fordstone.protocol.retry import Backoff
+from fordstone.state.base import RunRef
 
 NOW_US = 1_000_000_000_000_000
 
 
 def entry(node: str, epoch: int, *, watermark_us: int = 0, ended: bool = False) -> StreamEpoch:
     return StreamEpoch(
-        seq=epoch, node=node, epoch=epoch, runs=(), watermark_us=watermark_us, received_us=NOW_US, ended=ended
-    )
+        seq=epoch, node=node, epoch=epoch, chain=f"{node}{epoch}", runs=(), watermark_us=watermark_us, received_us=NOW_US,
+        ended=ended,
+    )  # fmt: skip
 
 
 # Time.
@@ -52,60 +57,44 @@ def test_the_hubs_clock_bounds_declared_time_and_a_finished_epoch_declares_none(
 
 
 def test_a_node_is_finished_once_its_last_epoch_was_read_and_until_it_is_started_again():
-    hub, index = FakeHub(), StreamIndex()
+    hub, facts = FakeHub(), StreamFacts()
     hub.add("a", Epoch(watermark_us=5), Epoch(watermark_us=TIME_MAX_US, ended=True))
-    index.add(hub.stream_page(PIPELINE, STREAM))
-    assert [index.is_finished("a", position) for position in (0, 1, 2)] == [False, False, True]
-    assert not index.is_finished("b", 0)
+    facts.add(hub.stream_nodes(PIPELINE, STREAM))
+    assert [facts.is_finished("a", position) for position in (0, 1, 2)] == [False, False, True]
+    assert not facts.is_finished("b", 0)
     hub.add("a", Epoch(watermark_us=9))
-    index.add(hub.stream_page(PIPELINE, STREAM, after=index.after))
-    assert [index.is_finished("a", position) for position in (2, 3)] == [False, False]
+    facts.add(hub.stream_nodes(PIPELINE, STREAM, after=facts.after))
+    assert [facts.is_finished("a", position) for position in (2, 3)] == [False, False]
 
 
-# Gaps.
-
-
-def test_a_gap_is_found_for_nodes_that_were_read_before_and_for_no_others():
-    assert find_gaps({"a": 2}, [entry("a", 5), entry("b", 9)]) == [Gap(node="a", first=3, last=4)]
-    assert find_gaps({"a": 2}, [entry("a", 3), entry("a", 4)]) == []
-    assert find_gaps({}, [entry("a", 3), entry("a", 5)]) == [Gap(node="a", first=4, last=4)]
-
-
-# The index.
+# Facts.
 
 
 def test_no_node_is_shown_before_all_pages_of_the_first_listing_have_come():
-    hub, index = FakeHub(page_commits=1), StreamIndex()
-    hub.add("a", Epoch())
+    hub, facts = FakeHub(page_nodes=1), StreamFacts()
     hub.add("b", Epoch())
-    index.add(hub.stream_page(PIPELINE, STREAM))
-    assert index.nodes() == ()
-    index.add(hub.stream_page(PIPELINE, STREAM, after=index.after))
-    assert index.nodes() == ("a", "b")
+    hub.add("a", Epoch())
+    facts.add(hub.stream_nodes(PIPELINE, STREAM))
+    assert (facts.nodes(), facts.complete) == ((), False)
+    facts.add(hub.stream_nodes(PIPELINE, STREAM, after=facts.after))
+    assert (facts.nodes(), facts.complete) == (("a", "b"), True)
 
 
-def test_acknowledged_epochs_are_forgotten_and_their_nodes_are_not():
-    hub, index = FakeHub(), StreamIndex()
-    hub.add("a", Epoch(), Epoch(), Epoch())
-    index.add(hub.stream_page(PIPELINE, STREAM))
-    index.forget({"a": 2, "unknown": 9})
-    assert (index.entries, [one.epoch for one in index.epochs_after("a", 0, 10)]) == (1, [3])
-    index.forget({"a": 3})
-    index.add(hub.stream_page(PIPELINE, STREAM))
-    assert (index.nodes(), index.last("a"), index.entries) == (("a",), 3, 0)
+def test_facts_of_another_log_take_the_place_of_the_old_ones_once_they_are_complete():
+    old, new, facts = FakeHub(log_id="old"), FakeHub(log_id="new", page_nodes=1), StreamFacts()
+    old.add("a", *[Epoch()] * 9)
+    old.add("lost", Epoch())
+    facts.add(old.stream_nodes(PIPELINE, STREAM))
+    new.add("a", Epoch(), Epoch())
+    new.add("b", Epoch())
+    for more in (True, True, False):
+        assert (facts.nodes(), facts.last("a"), facts.complete) == (("a", "lost"), 9, True)
+        assert facts.add(new.stream_nodes(PIPELINE, STREAM, after=facts.after, log_id=facts.log_id)) is more
+    assert (facts.nodes(), facts.last("a")) == (("a", "b"), 2)
 
 
-def test_unread_epochs_of_all_nodes_come_in_the_hubs_order():
-    hub, index = FakeHub(), StreamIndex()
-    for node in ("b", "a", "b"):
-        hub.add(node, Epoch(), Epoch())
-    index.add(hub.stream_page(PIPELINE, STREAM))
-    found = index.unread({"b": 1, "gone": 7})
-    assert [(one.node, one.epoch) for one in found] == [("b", 2), ("a", 1), ("a", 2), ("b", 3), ("b", 4)]
-
-
-def test_all_pages_are_listed_although_the_hub_is_away_in_between():
-    hub, paused = FakeHub(page_commits=1, away=True), list[float]()
+def test_all_nodes_are_listed_although_the_hub_is_away_in_between():
+    hub, paused = FakeHub(page_nodes=1, away=True), list[float]()
     for node in ("a", "b", "c"):
         hub.add(node, Epoch())
 
@@ -113,12 +102,68 @@ def test_all_pages_are_listed_although_the_hub_is_away_in_between():
         paused.append(seconds)
         hub.away = False
 
-    reader = StreamReader(hub, PIPELINE, STREAM, pause=pause)
-    found = []
-    for page in reader.pages():
-        found += [one.node for one in page.epochs]
-        hub.away = page.more
-    assert (found, len(paused)) == (["a", "b", "c"], 3)
+    assert StreamReader(hub, PIPELINE, STREAM, pause=pause).facts().nodes() == ("a", "b", "c")
+    assert len(paused) == 1
+
+
+# Epochs that are held.
+
+
+def listed(node: str, *epochs: int) -> list[StreamEpoch]:
+    return [entry(node, epoch) for epoch in epochs]
+
+
+def test_a_buffer_gives_what_follows_a_position():
+    buffer = EpochBuffer()
+    buffer.put("a", 2, listed("a", 3, 4, 7))
+    buffer.put("b", 0, listed("b", 1))
+    assert buffer.count == 4
+    assert [buffer.has("a", position) for position in (1, 2, 4, 7)] == [False, True, True, False]
+    assert [buffer.has("a", 4, until) for until in (6, 7)] == [False, True]
+    assert [one.epoch for one in buffer.epochs_after("a", 3, 9, until=6)] == [4]
+    assert buffer.epochs_after("a", 4, 9, until=6) == []
+    assert buffer.epochs_after("a", 1, 9) == [], "a reader that began anew has to ask anew"
+
+
+def test_a_buffer_forgets_what_was_read():
+    buffer = EpochBuffer()
+    buffer.put("a", 2, listed("a", 3, 4, 7))
+    buffer.put("b", 0, listed("b", 1))
+    buffer.forget({"a": 3, "b": 1, "unknown": 9})
+    assert (buffer.count, buffer.has("a", 2), buffer.has("a", 3), buffer.has("b", 0)) == (2, False, True, False)
+    buffer.put("a", 7, listed("a", 8))
+    assert buffer.count == 1
+
+
+def test_epochs_of_a_read_have_about_as_many_rows_as_asked_for_and_one_is_always_among_them():
+    run = RunRef(digest="0" * 64, size_bytes=1, rows=4)
+    epochs = [msgspec.structs.replace(one, runs=(run,)) for one in listed("a", 1, 2, 3)]
+    sizes = {rows_max: len(first_epochs(epochs, rows_max)) for rows_max in (1, 4, 7, 8, 99)}
+    assert sizes == {1: 1, 4: 1, 7: 1, 8: 2, 99: 3}
+    assert len(first_epochs(epochs, 99, epochs_max=2)) == 2
+
+
+# Pauses.
+
+
+def test_a_reader_that_the_hub_failed_asks_again_after_pauses_that_grow_and_are_not_the_same_for_all():
+    now_us, chances = 0, [1.0, 0.0, 1.0, 0.5]
+    pauses = Pauses(
+        Backoff(first_us=1_000_000, max_us=15_000_000), clock_us=lambda: now_us, chance=lambda: chances.pop(0)
+    )
+    waits = []
+    for _ in range(3):
+        pauses.failed()
+        began_us = now_us
+        while pauses.pausing:
+            now_us += 500_000
+        waits.append((now_us - began_us) / 1e6)
+    assert waits == [1.0, 1.0, 4.0]
+    pauses.failed(HubAwayError("busy", retry_after_s=60.0))
+    now_us += 59_000_000
+    assert pauses.pausing
+    pauses.succeeded()
+    assert not pauses.pausing
 
 
 # Retries.

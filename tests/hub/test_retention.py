@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.examples import examples
+from tests.hub.reading import epochs_in
 from tests.hub.sending import blob, checkpoint, commit_of, entry, run, select
 
-from fordstone.hub.messages import Checkpoint, Commit, ConsumerPosition, ControlPublish, LeaseRequest, Rejection
+from fordstone.hub.messages import (
+    Checkpoint,
+    Commit,
+    ConsumerPosition,
+    ControlPublish,
+    LeaseRequest,
+    NodePosition,
+    Rejection,
+)
 from fordstone.hub.store import commits
 from fordstone.hub.store import retention as retention_module
 from fordstone.hub.store.blobs import BlobLocks, DiskBlobs, Upload
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import HOUR_US, Keeping, Removed, Retention
 from fordstone.hub.store.sqlite import SqliteStore
+from fordstone.protocol.retention import MARKS
 from fordstone.state.base import RunRef
 
 DAY_US = 24 * HOUR_US
@@ -32,8 +42,14 @@ class Place:
     def __init__(self, path: Path, **keeping: Any) -> None:
         self.path = path / "log.sqlite"
         self.time_us = 0
+        self.set_us = 0
+        """By how much the clock was set forward."""
         self.hits: list[str] = []
-        self.log = HubLog(SqliteStore(path / "log.sqlite"), clock_us=lambda: self.time_us)
+        self.log = HubLog(
+            SqliteStore(path / "log.sqlite"),
+            clock_us=lambda: self.time_us + self.set_us,
+            monotonic_us=lambda: self.time_us,
+        )
         self.blobs = DiskBlobs(path / "blobs")
         self.locks = BlobLocks()
         self.retention = Retention(self.log, self.blobs, self.locks, keeping=Keeping(**keeping), failpoints=self)
@@ -52,21 +68,23 @@ class Place:
         self.log.write(lambda tx: None).result(10)
 
     def commit(self, body: Commit, node: str = "n") -> None:
-        asked = LeaseRequest(holder="h", local=1)
+        asked = LeaseRequest(holder="h", local=1, start="s")
         self.log.write(lambda tx: commits.lease(tx, "p", node, asked)).result(10)
         self.log.write(lambda tx: commits.commit(tx, "p", node, body, [one.digest() for one in body.epochs])).result(10)
 
     def passed(self, consumer: str, **epochs: dict[str, int]) -> None:
-        position = ConsumerPosition(streams=epochs)
+        passed = {
+            stream: {node: NodePosition(epoch) for node, epoch in nodes.items()} for stream, nodes in epochs.items()
+        }
+        position = ConsumerPosition(streams=passed)
         self.log.write(lambda tx: tx.log.save_position("p", consumer, position, now_us=tx.now_us)).result(10)
 
-    def publish(self, batch: int, text: str, *, snapshot: bool = False) -> None:
-        body = ControlPublish(owner="o", batch=batch, blob=run(text), snapshot=snapshot)
+    def publish(self, batch: int, text: str, *, snapshot: bool = False, owner: str = "o") -> None:
+        body = ControlPublish(owner=owner, batch=batch, blob=run(text), snapshot=snapshot)
         self.log.write(lambda tx: commits.publish(tx, "p", "c", body)).result(10)
 
     def epochs(self, stream: str = "s") -> list[int]:
-        page = self.log.read(lambda log: commits.stream_page(log, "p", stream, after=0, limit=10_000))
-        return [found.epoch for found in page.epochs]
+        return [found.epoch for found in epochs_in(self.log, "p", stream)]
 
     def versions(self) -> list[int]:
         return [version for (version,) in select(self.path, "SELECT version FROM versions ORDER BY 1")]
@@ -128,7 +146,7 @@ def test_segments_go_when_the_slowest_consumer_has_passed_them_and_then_their_bl
     place.all_rounds()
     assert place.epochs() == []
     assert place.there("a", "b", "c") == []
-    assert place.log.read(lambda log: commits.head(log, "p", "n")).digest == entry(3, "c").digest()
+    assert place.log.read(lambda log: commits.head(log, "p", "n")).epoch == 3
 
 
 def test_a_consumer_that_has_just_come_holds_all_and_one_of_another_stream_holds_nothing(place: Place) -> None:
@@ -148,9 +166,7 @@ def test_a_node_that_a_consumer_does_not_name_is_kept(place: Place) -> None:
     place.commit(commit_of(entry(1, "a")), node="m")
     place.passed("reader", s={"n": 3})
     place.all_rounds()
-    assert place.log.read(
-        lambda log: [e.node for e in commits.stream_page(log, "p", "s", after=0, limit=9).epochs]
-    ) == ["m"]
+    assert [one.node for one in epochs_in(place.log)] == ["m"]
     place.time_us = 2 * HOUR_US
     place.all_rounds()
     assert place.there("a", "b", "c") == ["a"], "another node's epoch names it"
@@ -160,7 +176,7 @@ def test_positions_never_go_back(place: Place) -> None:
     three(place)
     place.passed("reader", s={"n": 2})
     place.passed("reader", s={"n": 1})
-    assert place.log.read(lambda log: commits.position(log, "p", "reader")).streams == {"s": {"n": 2}}
+    assert place.log.read(lambda log: commits.position(log, "p", "reader")).streams == {"s": {"n": NodePosition(2)}}
 
 
 def test_a_consumer_that_was_forgotten_holds_nothing(place: Place) -> None:
@@ -172,15 +188,122 @@ def test_a_consumer_that_was_forgotten_holds_nothing(place: Place) -> None:
     assert place.epochs() == []
 
 
-def test_unread_segments_go_after_their_time_if_there_is_one(tmp_path: Path) -> None:
+YEARS_US = 56 * 365 * DAY_US
+"""From 1970 to now."""
+
+
+def waiting(place: Place, span_us: int) -> None:
+    """Let time go by, with a round of retention each hour."""
+    until_us = place.time_us + span_us
+    while place.time_us < until_us:
+        place.time_us = min(place.time_us + HOUR_US, until_us)
+        place.all_rounds()
+
+
+def opened_again(place: Place, off_us: int) -> Place:
+    """The hub is stopped, and started after a while; its clock says something else then."""
+    place.log.close()
+    again = Place(place.path.parent, unread_us=DAY_US)
+    again.time_us, again.set_us = 0, off_us
+    return again
+
+
+AGES: dict[str, tuple[list[Callable[[Place], Place | None]], list[int]]] = {
+    "not a day yet": ([lambda place: waiting(place, 21 * HOUR_US)], [1, 2, 3, 4]),
+    "a day": ([lambda place: waiting(place, 23 * HOUR_US)], [4]),
+    "it boots in 1970, and its clock is set": (
+        [lambda place: setattr(place, "set_us", YEARS_US), lambda place: waiting(place, 5 * HOUR_US)],
+        [1, 2, 3, 4],
+    ),
+    "and a day after that": (
+        [lambda place: setattr(place, "set_us", YEARS_US), lambda place: waiting(place, 23 * HOUR_US)],
+        [4],
+    ),
+    "its clock is set back": (
+        [lambda place: setattr(place, "set_us", -YEARS_US), lambda place: waiting(place, 23 * HOUR_US)],
+        [4],
+    ),
+    "it was off for years": (
+        [
+            lambda place: waiting(place, 20 * HOUR_US),
+            lambda place: opened_again(place, YEARS_US),
+            lambda place: waiting(place, HOUR_US),
+        ],
+        [1, 2, 3, 4],
+    ),
+    "it ran for a day with a break": (
+        [
+            lambda place: waiting(place, 20 * HOUR_US),
+            lambda place: opened_again(place, -YEARS_US),
+            lambda place: waiting(place, 3 * HOUR_US),
+        ],
+        [4],
+    ),
+}
+
+
+@pytest.mark.parametrize(("steps", "kept"), AGES.values(), ids=AGES.keys())
+def test_unread_segments_go_after_the_hub_has_run_for_their_time_whatever_its_clock_says(
+    tmp_path: Path, steps: list[Callable[[Place], Place | None]], kept: list[int]
+) -> None:
     place = Place(tmp_path, unread_us=DAY_US)
     three(place)
-    place.time_us = 1
-    place.commit(commit_of(entry(4)))
-    place.time_us = DAY_US + 1
     place.all_rounds()
-    assert place.epochs() == [4]
+    place.time_us = 2 * HOUR_US
+    place.commit(commit_of(entry(4)))
+    for step in steps:
+        place = step(place) or place
+    assert place.epochs() == kept
     place.log.close()
+
+
+def test_unread_segments_stay_for_ever_by_default(place: Place) -> None:
+    three(place)
+    waiting(place, 3 * DAY_US)
+    assert place.epochs() == [1, 2, 3]
+    assert select(place.path, "SELECT count(*) FROM marks") == [(0,)]
+
+
+def test_the_number_of_marks_is_bounded(tmp_path: Path) -> None:
+    place = Place(tmp_path, unread_us=DAY_US)
+    for _ in range(400):
+        place.time_us += DAY_US // (MARKS + 50)
+        place.retention.round()
+    assert select(place.path, "SELECT count(*) FROM marks")[0][0] <= MARKS + 2
+    place.log.close()
+
+
+def test_a_round_looks_at_all_pairs_of_stream_and_node_a_piece_at_a_time(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention_module, "PAIRS_PIECE", 2)
+    monkeypatch.setattr(retention_module, "NODES_PIECE", 2)
+    monkeypatch.setattr(retention_module, "ENTRIES_KEPT", 0)
+    place.put("a")
+    nodes = [f"n{number}" for number in range(5)]
+    for node in nodes:
+        place.commit(commit_of(entry(1, "a"), entry(2, "a")), node=node)
+    place.passed("reader", s={"n4": 2, "n1": 1})
+    place.all_rounds()
+    left = select(
+        place.path, "SELECT node, epoch FROM segments g JOIN nodes n ON n.id = g.node_id ORDER BY node, epoch"
+    )
+    assert left == [("n0", 1), ("n0", 2), ("n1", 2), ("n2", 1), ("n2", 2), ("n3", 1), ("n3", 2)]
+
+
+def test_owners_of_control_tables_that_were_superseded_are_forgotten_after_many_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention_module, "PUBLISHERS_KEPT", 3)
+    place.put("v")
+    for owner in "abcdef":
+        place.publish(1, "v", owner=owner)
+    assert place.retention.round().publishers == 3
+    assert select(place.path, "SELECT owner FROM publishers ORDER BY 1") == [("d",), ("e",), ("f",)]
+    with pytest.raises(Rejection, match="superseded"):
+        place.publish(2, "v", owner="e")
+    place.publish(2, "v", owner="f")
+    assert place.retention.round().publishers == 0
 
 
 def test_an_upload_waits_its_grace_time_for_the_commit_that_names_it(place: Place) -> None:
@@ -230,6 +353,19 @@ def test_entries_go_far_behind_the_head_and_what_is_sent_again_is_still_known(
     assert select(place.path, "SELECT epoch FROM entries") == [(4,), (5,)]
     place.commit(commit_of(entry(1), entry(2)))
     assert place.log.read(lambda log: commits.head(log, "p", "n")).epoch == 5
+
+
+def test_the_epoch_that_a_consumer_stands_at_can_be_compared_however_far_the_head_is(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention_module, "ENTRIES_KEPT", 2)
+    place.passed("reader", s={"n": 3})
+    place.passed("other", t={"n": 4})
+    # Epochs 4 to 6 have no rows for any stream, as those that fill a gap after a take-over.
+    without = [msgspec.structs.replace(entry(epoch), streams={}) for epoch in (4, 5, 6)]
+    place.commit(commit_of(*(entry(epoch) for epoch in (1, 2, 3)), *without, *(entry(epoch) for epoch in range(7, 20))))
+    place.all_rounds()
+    assert [epoch for (epoch,) in select(place.path, "SELECT epoch FROM entries")] == [3, 4, *range(7, 20)]
 
 
 def controlled(place: Place) -> None:

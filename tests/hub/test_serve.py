@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 import urllib3
-import uvicorn
 from tests.hub.running import polls_waiting
 from tests.hub.started import SECONDS_MAX, start, started
 from tests.waiting import until
-from uvicorn.server import ServerState
 
 from fordstone.errors import ConfigError
 from fordstone.hub.messages import (
@@ -28,15 +27,19 @@ from fordstone.hub.messages import (
     Committed,
     ConsumerPosition,
     EpochEntry,
+    EpochRange,
+    EpochsRequest,
     Head,
     Lease,
     LeaseRequest,
+    NodePosition,
     Refusal,
-    StreamPage,
+    StreamEpochs,
+    StreamNodes,
     StreamSegment,
 )  # fmt: skip
 from fordstone.hub.server.auth import TokenFile
-from fordstone.hub.server.serve import Connection, HubOptions, bound, check_exposure, parse_listen, tls_context
+from fordstone.hub.server.serve import HubOptions, bound, check_exposure, parse_listen, tls_context
 from fordstone.state.base import RunRef
 
 HTTP = urllib3.PoolManager(retries=False, timeout=SECONDS_MAX)
@@ -54,7 +57,7 @@ def commit_one(url: str, node: str = "n1", *, token: str | None = None) -> Commi
     digest = hashlib.sha256(data).hexdigest()
     assert ask("PUT", f"{url}/v1/blobs/{digest}", data, token=token).status in {200, 201, 204}
     base = f"{url}/v1/pipelines/p/nodes/{node}"
-    granted = ask("POST", f"{base}/lease", LeaseRequest(holder="h" * 32, local=1), token=token)
+    granted = ask("POST", f"{base}/lease", LeaseRequest(holder="h" * 32, local=1, start="s"), token=token)
     lease = msgspec.json.decode(granted.data, type=Lease)
     runs = (RunRef(digest=digest, size_bytes=len(data), rows=3),)
     entry = EpochEntry(epoch=1, streams={"s": StreamSegment(runs=runs)}, created_us=1)
@@ -212,7 +215,7 @@ def test_a_long_poll_is_answered_when_the_hub_stops(tmp_path):
         answers = []
 
         def poll() -> None:
-            answers.append(ask("GET", f"{hub.url}/v1/pipelines/p/streams/s/epochs?after=0&wait=50").status)
+            answers.append(ask("GET", f"{hub.url}/v1/pipelines/p/streams/s/nodes?after=0&wait=50").status)
 
         thread = threading.Thread(target=poll)
         thread.start()
@@ -220,6 +223,53 @@ def test_a_long_poll_is_answered_when_the_hub_stops(tmp_path):
         assert hub.stop()[0] == 0
         thread.join(SECONDS_MAX)
     assert answers == [200], "a request that is cut off when the time for stopping is up has no answer"
+
+
+@pytest.fixture
+def wide_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def modes(data: Path) -> set[tuple[str, str]]:
+    """The modes of a hub's directory and of all in it."""
+    found = [data, *data.rglob("*")]
+    return {("directory" if path.is_dir() else "file", oct(path.stat().st_mode & 0o777)) for path in found}
+
+
+PRIVATE = {("directory", "0o700"), ("file", "0o600")}
+
+
+@pytest.mark.usefixtures("wide_umask")
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_nobody_else_can_read_what_a_hub_keeps(tmp_path, elsewhere):
+    data = tmp_path / "new" / "data"
+    blobs = ("--blobs", str(tmp_path / "blobs")) if elsewhere else ()
+    token = TokenFile(data).add("n1", role="node", node="n1", now_us=1)
+    with started(data, *blobs) as hub:
+        commit_one(hub.url, token=token)
+        large = b"x" * 2_000_000
+        assert ask("PUT", f"{hub.url}/v1/blobs/{hashlib.sha256(large).hexdigest()}", large, token=token).status == 201
+        names = {path.name for path in data.iterdir()}
+        assert {"log.sqlite", "log.sqlite-wal", "log.sqlite-shm", "tokens.json", "lock"} <= names
+        assert modes(data) == PRIVATE
+        if elsewhere:
+            (tmp_path / "blobs" / "hub.id").unlink()  # it is no secret
+            assert modes(tmp_path / "blobs") == PRIVATE
+        assert hub.stop()[0] == 0
+    assert modes(data) == PRIVATE
+
+
+@pytest.mark.usefixtures("wide_umask")
+def test_a_directory_that_others_could_read_is_tightened(tmp_path):
+    data = tmp_path / "data"
+    (data / "blobs").mkdir(parents=True)
+    for path in (data, data / "blobs"):
+        path.chmod(0o755)
+    (data / "tokens-used.json").write_text("{}")
+    with started(data):
+        assert modes(data) == PRIVATE
 
 
 @pytest.mark.slow
@@ -266,11 +316,16 @@ def test_a_node_commits_with_its_token_and_reads_nothing_of_others(tmp_path):
     center = file.add("c", role="center", now_us=1)
     with started(tmp_path / "data") as hub:
         assert commit_one(hub.url, token=node).head == 1
-        stream = f"{hub.url}/v1/pipelines/p/streams/s/epochs?after=0"
+        stream = f"{hub.url}/v1/pipelines/p/streams/s/nodes?after=0"
         assert ask("GET", stream, token=node).status == 403
         assert ask("POST", f"{hub.url}/v1/pipelines/p/nodes/n2/lease", b"{}", token=node).status == 403
-        page = msgspec.json.decode(ask("GET", stream, token=center).data, type=StreamPage)
-        assert [(one.node, one.epoch) for one in page.epochs] == [("n1", 1)]
+        wanted = EpochsRequest(nodes={"n1": EpochRange()})
+        epochs = f"{hub.url}/v1/pipelines/p/streams/s/epochs"
+        assert ask("POST", epochs, wanted, token=node).status == 403
+        page = msgspec.json.decode(ask("GET", stream, token=center).data, type=StreamNodes)
+        assert [(one.node, one.epoch) for one in page.nodes] == [("n1", 1)]
+        found = msgspec.json.decode(ask("POST", epochs, wanted, token=center).data, type=StreamEpochs)
+        assert [one.epoch for one in found.nodes["n1"].epochs] == [1]
         metrics = ask("GET", f"{hub.url}/metrics", token=center).data.decode()
     assert "fordstone_hub_commits_total 1.0\n" in metrics
     assert "fordstone_hub_committed_rows_total 3.0\n" in metrics
@@ -282,15 +337,15 @@ def test_a_node_commits_with_its_token_and_reads_nothing_of_others(tmp_path):
 @pytest.mark.parametrize(("option", "direct"), [((), True), (("--no-blobs-direct",), False)])
 def test_readers_learn_where_blobs_lie_unless_that_is_off(tmp_path, option, direct):
     with started(tmp_path / "data", *option) as hub:
-        answered = ask("GET", f"{hub.url}/v1/pipelines/p/streams/s/epochs?after=0")
-        blobs = msgspec.json.decode(answered.data, type=StreamPage).blobs
+        answered = ask("GET", f"{hub.url}/v1/pipelines/p/streams/s/nodes?after=0")
+        blobs = msgspec.json.decode(answered.data, type=StreamNodes).blobs
     assert blobs == ((tmp_path / "data" / "blobs").as_uri() if direct else None)
 
 
 def test_unread_epochs_are_kept_by_default_and_consumers_can_register(tmp_path):
     with started(tmp_path / "data") as hub:
         commit_one(hub.url)
-        position = ConsumerPosition(streams={"s": {"n1": 0}})
+        position = ConsumerPosition(streams={"s": {"n1": NodePosition()}})
         assert ask("PUT", f"{hub.url}/v1/pipelines/p/consumers/center", position).status < 300
         metrics = ask("GET", f"{hub.url}/metrics").data.decode()
     assert 'fordstone_hub_consumer_backlog_epochs{consumer="center",pipeline="p",stream="s"} 1.0\n' in metrics
@@ -353,131 +408,3 @@ def test_an_expected_continue_is_answered_with_the_refusal_instead(url):
     answer = raw(url, head)
     assert answer.startswith(b"HTTP/1.1 413")
     assert b"connection: close" in answer
-
-
-async def connected(app, talk, *, connections_max: int = 10, head_seconds_max: float = 0.05) -> None:
-    """Have `talk` talk to an app over connections of ours."""
-    config = uvicorn.Config(app, http="httptools", ws="none", log_config=None, lifespan="off")
-    config.load()
-    state = ServerState()
-    server = await asyncio.get_running_loop().create_server(
-        lambda: Connection(
-            config=config,
-            server_state=state,
-            app_state={},
-            connections_max=connections_max,
-            head_seconds_max=head_seconds_max,
-        ),
-        "127.0.0.1",
-        0,
-    )
-    async with server:
-        async with asyncio.timeout(SECONDS_MAX):
-            await talk(*server.sockets[0].getsockname())
-        for connection in list(state.connections):
-            connection.transport.abort()
-        while state.tasks:
-            await asyncio.wait(state.tasks)
-
-
-async def opened(host: str, port: int, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection on which the data has come before the server knows of it: its clock cannot run out in between."""
-    sock = socket.create_connection((host, port))
-    sock.sendall(data)
-    return await asyncio.open_connection(sock=sock)
-
-
-async def say_ok(scope, receive, send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"ok"})
-
-
-@pytest.mark.parametrize(
-    "begin",
-    [b"", b"G", b"\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGE"],
-)
-def test_a_connection_on_which_no_whole_head_comes_is_closed(begin):
-    async def talk(host, port) -> None:
-        reader, writer = await opened(host, port, begin)
-        answer = await reader.read()
-        assert answer.endswith(b"ok") == begin.endswith(b"GE")
-        writer.close()
-
-    asyncio.run(connected(say_ok, talk))
-
-
-def test_an_answer_that_takes_longer_than_a_head_may_is_not_cut_off():
-    async def talk(host, port) -> None:
-        async def slow(scope, receive, send) -> None:
-            await asyncio.sleep(0.1)
-            await say_ok(scope, receive, send)
-
-        async def ask_slowly(host, port) -> None:
-            two = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\nGET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-            reader, writer = await opened(host, port, two)
-            assert (await reader.read()).count(b"ok") == 2
-            writer.close()
-
-        await connected(slow, ask_slowly, head_seconds_max=0.01)
-
-    asyncio.run(connected(say_ok, talk))
-
-
-def test_connections_beyond_the_bound_are_not_taken():
-    async def talk(host, port) -> None:
-        first = await asyncio.open_connection(host, port)
-        first[1].write(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert b" 200 " in await first[0].readline()
-        second = await asyncio.open_connection(host, port)
-        with contextlib.suppress(ConnectionResetError):
-            assert await second[0].read() == b""
-        for _, writer in (first, second):
-            writer.close()
-
-    asyncio.run(connected(say_ok, talk, connections_max=1, head_seconds_max=SECONDS_MAX))
-
-
-def test_trailers_without_end_are_cut_off():
-    async def drain(scope, receive, send) -> None:
-        while (await receive()).get("more_body"):
-            pass
-
-    async def talk(host, port) -> None:
-        _, writer = await asyncio.open_connection(host, port)
-        writer.write(b"PUT / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n")
-        sent = 0
-        try:
-            while sent < 64 << 20:
-                writer.write(b"name: " + b"x" * 50_000 + b"\r\n")
-                sent += 50_000
-                await writer.drain()
-        except ConnectionError:
-            pass
-        writer.close()
-        assert sent < 64 << 20
-
-    asyncio.run(connected(drain, talk, head_seconds_max=SECONDS_MAX))
-
-
-def test_many_small_chunks_are_not_taken_for_overhead():
-    async def count(scope, receive, send) -> None:
-        size = 0
-        while True:
-            message = await receive()
-            size += len(message["body"])
-            if not message["more_body"]:
-                break
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"size %d." % size})
-
-    async def talk(host, port) -> None:
-        reader, writer = await asyncio.open_connection(host, port)
-        writer.write(b"PUT / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n")
-        for _ in range(30):
-            writer.write(b"1\r\nx\r\n" * 10_000)
-            await writer.drain()
-        writer.write(b"0\r\n\r\n")
-        assert b"size 300000." in await reader.read()
-        writer.close()
-
-    asyncio.run(connected(count, talk, head_seconds_max=SECONDS_MAX))

@@ -7,7 +7,7 @@ from tests.hub.running import running_hub
 from tests.hub.sending import digest_of
 
 from fordstone.hub.client.client import HubClient
-from fordstone.hub.store.blobs import BlobLocks, DiskBlobs
+from fordstone.hub.store.blobs import BlobLocks, DiskBlobs, Stored
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import HOUR_US, Keeping, Retention
 from fordstone.hub.store.sqlite import SqliteStore
@@ -28,7 +28,7 @@ def test_a_small_blob_is_no_file_and_read_through_the_hub_also_by_those_who_reac
         client.put_blob(DIGEST, DATA)
         client.put_blob(digest_of(large), large)
         assert files(tmp_path) == [digest_of(large)]
-        direct = client.stream_page("p", "s").blobs
+        direct = client.stream_nodes("p", "s").blobs
         for data in (DATA, large):
             assert client.read_blob(RunRef(digest_of(data), len(data), 0), direct) == data
     with running_hub(tmp_path) as address:
@@ -60,15 +60,15 @@ def test_a_small_blob_goes_with_its_row_after_its_grace_time_and_may_come_again(
 ) -> None:
     log = HubLog(SqliteStore(tmp_path / "log.sqlite"), clock_us=lambda: clock[0])
     retention = Retention(log, DiskBlobs(tmp_path / "blobs"), BlobLocks(), keeping=Keeping())
-    assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, now_us=tx.now_us)).result(10)
+    assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, ran_us=tx.ran_us)).result(10) is not Stored.KNOWN
     clock[0] = HOUR_US
-    assert not log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, now_us=tx.now_us)).result(10)
+    assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, ran_us=tx.ran_us)).result(10) is Stored.KNOWN
     clock[0] = 2 * HOUR_US
     assert retention.round().blobs == 0, "it came again"
     clock[0] += 1
     assert retention.round().blobs == 1
     assert log.read(lambda log: log.small_blob(DIGEST)) is None
-    assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, now_us=tx.now_us)).result(10)
+    assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, ran_us=tx.ran_us)).result(10) is not Stored.KNOWN
     assert log.read(lambda log: log.small_blob(DIGEST)) == DATA
     log.close()
 
@@ -76,6 +76,6 @@ def test_a_small_blob_goes_with_its_row_after_its_grace_time_and_may_come_again(
 def test_a_blob_that_is_not_whole_in_the_store_is_kept_whole_here(tmp_path: Path) -> None:
     log = HubLog(SqliteStore(tmp_path / "log.sqlite"), clock_us=lambda: 0)
     log.record_blob(DIGEST, 3)
-    assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, now_us=tx.now_us)).result(10)
+    assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, ran_us=tx.ran_us)).result(10) is not Stored.KNOWN
     assert log.read(lambda log: log.small_blob(DIGEST)) == DATA
     log.close()

@@ -34,7 +34,7 @@ from tests.operators.subtasks import (
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import LATE, ROW_ID, Moment
-from fordstone.operators.window.session import SessionAggregate
+from fordstone.operators.window.session import ExpiringAggregate, SessionAggregate
 from fordstone.state.memory import IN_MEMORY
 
 SCHEMA = Schema.of({"k": "string", "ts": "timestamp", "i": "bigint", "x": "double"})
@@ -360,3 +360,17 @@ def test_a_session_goes_on_over_barriers_and_restores(event):
     tasks.watermark(TIME_MAX_US)
     out = shown(tasks.out)
     assert {row[:4] for row in out} == {(key, 0, 41, 20) for key in ("a", "é", None)}
+
+
+def test_a_running_aggregate_with_a_ttl_keeps_only_keys_that_had_rows_lately():
+    fragments = fragments_of({"n": "count(*)"}, SCHEMA, step="visits", keys=("k",), shift_us=0, with_id=False)
+    running = ExpiringAggregate(fragments, ttl_us=10, at_barriers=True, state=IN_MEMORY)
+    emitted: dict[str, int] = {}
+    for second in range(0, 1_000, 5):
+        running.on_batch(frame([(f"k{second}", second, 1, 1.0), ("steady", second, 1, 1.0)]), late=False)
+        assert running.on_watermark(second) == []
+        for emit in running.on_barrier(Moment(now_us=0, before_us=0)):
+            emitted |= {key: n for key, n, _ in emit.frame.rows()}
+    assert emitted["steady"] == 199
+    assert all(emitted[f"k{second}"] == 1 for second in range(0, 995, 5))
+    assert sum(held_rows(running).values()) < 8

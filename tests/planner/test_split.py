@@ -51,7 +51,7 @@ def test_where_the_tiers_meet_stand_sources_and_sinks():
     assert not tiers.center.tiered
     sink, source = tiers.edge.step("readings_to_center"), tiers.center.step("readings_to_center")
     assert isinstance(sink, p.Sink)
-    assert sink.connector == p.ConnectorSpec("center", {"stream": "readings_to_center"})
+    assert sink.connector == p.ConnectorSpec("center", {"stream": "readings_to_center", "offline_us": 86_400_000_000})
     assert isinstance(source, p.Source)
     assert source.connector == p.ConnectorSpec("hub", {"pipeline": "cold-chain", "stream": "readings_to_center"})
     assert source.declares_time
@@ -290,8 +290,8 @@ def test_a_plan_that_mixes_the_tiers_is_refused():
 def test_placing_says_where_the_hub_is_and_changes_nothing_else():
     tiers = split(cold_chain().plan())
     assert tiers.center is not None
-    address = HubAddress(url="https://hub.example:7411", token="fst_secret", ca="ca.pem")
-    at = {"url": "https://hub.example:7411", "token": "fst_secret", "ca": "ca.pem"}
+    address = HubAddress(url="https://hub.example:7411", token="fst_secret", ca="-----BEGIN")
+    at = {"url": "https://hub.example:7411", "token": "fst_secret", "ca": "-----BEGIN"}
     for half, there in (
         (tiers.edge, {"thresholds", "readings_to_center"}),
         (tiers.center, {"readings_to_center", "thresholds_to_edges"}),

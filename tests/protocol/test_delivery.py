@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fordstone.protocol.chain import PositionJudgement
 from fordstone.protocol.delivery import (
     Accept,
     AlreadyDone,
@@ -21,6 +22,7 @@ from fordstone.protocol.delivery import (
 )
 from fordstone.protocol.lease import Fence
 
+FITS, BEYOND, DIFFERS, UNKNOWN = PositionJudgement
 NOW = Fence(2, 5)
 THERE = {1: "d1", 2: "d2", 3: "d3"}
 
@@ -48,6 +50,18 @@ TABLE: dict[str, tuple[CommitFacts, set[str], CommitDecision]] = {
     "too old to be known": (facts(1, 2, known={3: "d3"}), set(), AlreadyDone()),
     "one left out": (facts(5, 6), set(), Gap(next_epoch=4)),
     "not from the beginning": (facts(2, 2, head=0, known={}), set(), Gap(next_epoch=1)),
+    "it continues what is there": (facts(4, 4, after=FITS), set(), Accept(first_new=4)),
+    "it continues something else": (facts(4, 4, after=DIFFERS), set(), OtherContent(epoch=3)),
+    "too old to know what it continues": (facts(2, 4, after=UNKNOWN), set(), Accept(first_new=4)),
+    "after a restore": (facts(6, 7, after=BEYOND, resync=True), set(), Accept(first_new=6, lost_from=4)),
+    "after a restore, nothing is lost": (facts(4, 7, after=FITS, resync=True), set(), Accept(first_new=4)),
+    "after a restore, to other content": (
+        facts(4, 7, after=DIFFERS, resync=True),
+        set(),
+        OtherContent(epoch=3),
+    ),
+    "after a restore, without a chain": (facts(6, 7, resync=True), set(), Gap(next_epoch=4)),
+    "one left out, with a chain": (facts(6, 7, after=BEYOND), set(), Gap(next_epoch=4)),
     "blobs to come": (facts(4, 4), {"y", "x"}, Missing(digests=("x", "y"))),
     "a gap counts before blobs": (facts(5, 5), {"x"}, Gap(next_epoch=4)),
     "an older hub generation": (facts(4, 4, fence=Fence(1, 9)), set(), Stale(by=NOW)),

@@ -18,6 +18,7 @@ from fordstone.protocol.delivery import (
     HubIsOlder,
     InSync,
     NodeIsOlder,
+    OfferAgain,
     Reaction,
     Reconciliation,
     SendEmpty,
@@ -85,6 +86,16 @@ def test_waits_for_the_hub_are_bounded_and_never_nothing() -> None:
         # A backup was brought back there.
         (SyncState(head=4, sent=5, newest=9), HubIsOlder(4, 5)),
         (SyncState(head=0, sent=5, newest=5), HubIsOlder(0, 5)),
+        # The hub says that it was restored from a backup.
+        (SyncState(head=4, sent=5, newest=9, restored=True), OfferAgain(4)),
+        (SyncState(head=0, sent=5, newest=5, restored=True), OfferAgain(0)),
+        (SyncState(head=5, sent=5, newest=9, same=True, restored=True), InSync(5)),
+        (SyncState(head=7, sent=5, newest=9, same=True, restored=True), InSync(7)),
+        (SyncState(head=7, sent=5, newest=9, same=False, restored=True), ContentDiffers(7)),
+        (SyncState(head=10, sent=5, newest=9, restored=True), NodeIsOlder(10, 9)),
+        # Whichever epoch it is, what is compared is all up to it.
+        (SyncState(head=5, sent=5, newest=9, same=False), ContentDiffers(5)),
+        (SyncState(head=3, sent=5, newest=9, same=False, unsent_before=5), ContentDiffers(3)),
         # There was no outbox before epoch 6.
         (SyncState(head=0, sent=5, newest=9, unsent_before=5), SendEmpty(1, 5)),
         (SyncState(head=3, sent=5, newest=9, unsent_before=5), SendEmpty(4, 5)),
@@ -110,6 +121,7 @@ def test_every_code_of_the_hub_has_a_reaction() -> None:
         "stale_generation": Reaction.STOP_FENCED,
         "held": Reaction.STOP_HELD,
         "not_found": Reaction.RENEW_LEASE,
+        "not_head": Reaction.RENEW_LEASE,
         "gap": Reaction.RECONCILE,
         "other_content": Reaction.RECONCILE,
         "missing_blobs": Reaction.SEND_BLOBS,

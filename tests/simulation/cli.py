@@ -27,7 +27,10 @@ BLOCK = 25
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="How many processes.")
 @click.option("--stop-after", default=5, show_default=True, help="Stop when this number of seeds has failed.")
 @click.option("--fleet", is_flag=True, help="Simulate fleets: nodes, a hub, a center and the network between them.")
-def main(*, seeds: int, first: int, jobs: int, stop_after: int, fleet: bool) -> None:
+@click.option(
+    "--failing", is_flag=True, help="Simulate bounded runs whose tasks fail and whose attempts take too long."
+)
+def main(*, seeds: int, first: int, jobs: int, stop_after: int, fleet: bool, failing: bool) -> None:
     """Simulate the whole engine under seeds: random graphs, rows, interleavings and crashes.
 
     A failure prints its seed; `python -m tests.simulation.cli --seeds 1 --first SEED` shows it again (with --fleet, if it was a fleet's). Exit code
@@ -42,7 +45,7 @@ def main(*, seeds: int, first: int, jobs: int, stop_after: int, fleet: bool) -> 
 
     blocks = [range(start, min(start + BLOCK, first + seeds)) for start in range(first, first + seeds, BLOCK)]
     tally: Any = FleetTally() if fleet else Tally()
-    failures, began, run = 0, time.monotonic(), run_fleets if fleet else run_block
+    failures, began, run = 0, time.monotonic(), run_fleets if fleet else run_failing if failing else run_block
     with ProcessPoolExecutor(jobs) as pool, click.progressbar(length=seeds, label="seeds", file=sys.stderr) as bar:
         for future in as_completed([pool.submit(run, block) for block in blocks]):
             done, problems = future.result()
@@ -58,7 +61,12 @@ def main(*, seeds: int, first: int, jobs: int, stop_after: int, fleet: bool) -> 
     sys.exit(1 if failures else 0)
 
 
-def run_block(seeds: range) -> tuple[Tally, list[str]]:
+def run_failing(seeds: range) -> tuple[Tally, list[str]]:
+    """Simulate bounded runs whose tasks fail; as `run_block`."""
+    return run_block(seeds, failing=True)
+
+
+def run_block(seeds: range, *, failing: bool = False) -> tuple[Tally, list[str]]:
     """Simulate some seeds; gives what was tried and the failures as text."""
     from tests.simulation.rows import SimulationError
     from tests.simulation.scenario import Scenario
@@ -67,7 +75,7 @@ def run_block(seeds: range) -> tuple[Tally, list[str]]:
     tally, problems = Tally(), []
     for seed in seeds:
         try:
-            tally.add(simulate(Scenario.of(seed)))
+            tally.add(simulate(Scenario.failing(seed) if failing else Scenario.of(seed)))
         except SimulationError as error:
             problems.append(str(error))
         except Exception:  # noqa: BLE001 - shown to the person who asked

@@ -8,6 +8,7 @@ outboxes empty, every row at the hub and at the center once. Judged are the inva
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import nullcontext
 from random import Random
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 import msgspec
 from tests.simulation.fleet_bounds import small_bounds
 from tests.simulation.fleet_center import CENTER, Center
-from tests.simulation.fleet_host import step
+from tests.simulation.fleet_host import MachineClock, step
 from tests.simulation.fleet_hub import FleetHub, HubCrashedError
 from tests.simulation.fleet_judge import judge_center, judge_tap
 from tests.simulation.fleet_ledger import Ledger
@@ -47,6 +48,7 @@ from fordstone.storage.failpoint import HUB_FAILPOINTS
 from fordstone.testing.memory_disk import PowerCut
 
 STEPS_MAX: Final = 12_000
+STEPS_PER_ROW: Final = 40
 IDLE_US: Final = (2_000, 20_000, 200_000, 2_000_000)
 CALM_IDLE_US: Final = (20_000, 200_000, 30_000_000)
 
@@ -57,7 +59,7 @@ def simulate_fleet(scenario: FleetScenario) -> FleetTally:
     try:
         with small_bounds() if scenario.small else nullcontext():
             fleet.run()
-    except (SimulationError, FordstoneError, HubCrashedError) as error:
+    except (SimulationError, FordstoneError, HubCrashedError, sqlite3.Error) as error:
         kind = "" if isinstance(error, SimulationError) else f"{type(error).__name__}: "
         raise SimulationError(f"{scenario.title()}, step {fleet.tally.steps}: {kind}{error}") from error
     except Exception as error:
@@ -77,7 +79,9 @@ class Fleet:
         self.clock = SimClock()
         self.clock.now_us = ROWS_BEGIN_US
         self.ledger = Ledger(lags=scenario.pushes or scenario.controls)
-        self.hub = FleetHub(lambda: self.clock.wall_us() + scenario.hub_skew_us, rng)
+        self.hub_clock = MachineClock(self.clock)
+        self.hub_clock.set_us = scenario.hub_skew_us
+        self.hub = FleetHub(self.hub_clock.wall_us, rng)
         self.network = Network(self.hub, self.ledger, rng, lost=scenario.lost)
         self.tally = FleetTally(fleets=1)
         self.sinks = {name: MemorySink() for name in SINKS}
@@ -122,7 +126,8 @@ class Fleet:
     def run(self) -> None:
         """Chaos, then calm, then judgement."""
         calm = False
-        for number in range(STEPS_MAX):
+        steps_max = STEPS_MAX + STEPS_PER_ROW * len(self.scenario.rows())
+        for number in range(steps_max):
             self.tally.steps += 1
             if number < self.scenario.chaos_steps:
                 self._disturb()
@@ -135,7 +140,7 @@ class Fleet:
                 break
             self._step(calm=calm)
         else:
-            raise SimulationError(f"did not end within {STEPS_MAX} steps: {self._describe()}")
+            raise SimulationError(f"did not end within {steps_max} steps: {self._describe()}")
         self._judge()
 
     def _hosts(self) -> list[Machine | Center]:
@@ -199,7 +204,7 @@ class Fleet:
     def _feed(self, *, hurry: bool) -> None:
         for node in self.nodes:
             if not node.all_fed and (hurry or self.rng.random() < 0.06):
-                node.feed(self.rng)
+                node.feed(self.rng, self.scenario.feed_max)
             for machine in node.machines:
                 engine = machine.engine
                 if node.all_fed and engine is not None and not engine.config.bounded and self.rng.random() < 0.05:
@@ -217,6 +222,8 @@ class Fleet:
             hours = rng.choice((1, 2, 12))
             self.tally.hours_jumped += hours
             self.clock.now_us += hours * HOUR_US
+        if rng.random() < scenario.set_rate:
+            self._set_a_clock()
         if scenario.fills and rng.random() < 0.02:
             rng.choice(self._hosts()).disk.fail_next(rng.choice(("create", "append")), "full")
         for host in self._hosts():
@@ -236,6 +243,13 @@ class Fleet:
         if scenario.takes_over and self.hub.up and rng.random() < 0.015:
             self._take_over(rng.choice(self.nodes))
 
+    def _set_a_clock(self) -> None:
+        """Somebody sets a clock, or it jumps: to any time between the first rows and a day from now."""
+        self.tally.clocks_set += 1
+        clock = self.rng.choice([self.hub_clock, *(host.clock for host in self._hosts())])
+        passed_us = self.clock.now_us - ROWS_BEGIN_US
+        clock.set_us = self.rng.choice((0, -passed_us, -self.rng.randint(0, passed_us), HOUR_US, 24 * HOUR_US))
+
     def _crash_something(self) -> None:
         self.tally.crashes += 1
         running = [host for host in self._hosts() if host.state == "running"]
@@ -249,10 +263,13 @@ class Fleet:
             self.tap.crash()
         elif self.hub.up:
             self.tally.hub_crashes += 1
-            if self.rng.random() < 0.3:
-                self.hub.crash()
-            else:
-                self.hub.crash_at = self.rng.choice(HUB_FAILPOINTS)
+            match self.rng.randrange(3):
+                case 0:
+                    self.hub.crash()
+                case 1:
+                    self.hub.crash_at = self.rng.choice(HUB_FAILPOINTS)
+                case _:
+                    self.hub.files.cut_after = self.rng.randrange(12)
 
     def _restart_hub(self) -> None:
         self.hub.restart()
@@ -320,7 +337,8 @@ class Fleet:
 
     def _calm_down(self) -> None:
         self.network.lost = 0.0
-        self.hub.crash_at = None
+        self.hub_clock.set_us = 0
+        self.hub.crash_at = self.hub.files.cut_after = None
         if not self.hub.up:
             self._restart_hub()
         while self.network.late:
@@ -358,7 +376,8 @@ class Fleet:
         self.tally.control_versions = len(self.ledger.versions)
 
     def _collect_all(self) -> None:
-        """In the end, all that nobody needs goes, and nothing else."""
+        """In the end, all that nobody needs goes, and nothing else. What came while the hub's clock was ahead may stay a day longer."""
+        self.clock.now_us += 25 * HOUR_US
         for _ in range(2):
             self.clock.now_us += 2 * HOUR_US
             while self.hub.retention.round().more:

@@ -13,7 +13,6 @@ from fordstone.connectors.control import ControlSink
 from fordstone.connectors.hub import HubOptions, HubSource
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.assembly import ConnectorOpener, Job
-from fordstone.edge.link.owner import holder_of
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
 from fordstone.hub.client.reader import Follower
@@ -57,12 +56,12 @@ class CenterEnds(ConnectorOpener):
             follower=self._host.followed,
         )
 
-    def sink(self, step: p.Sink) -> Sink:
+    def sink(self, step: p.Sink, *, resumes_after: int | None = None) -> Sink:
         """A control table at the hub; others are in memory."""
         if step.connector.kind != "control":
-            return super().sink(step)
+            return super().sink(step, resumes_after=resumes_after)
         stream = self._job.types[step.input]
-        owner = holder_of(self._host.disk, self._job.home)
+        owner = self._job.ownership.owner.holder
         sink_stream = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
         return ControlSink(self._host.wire, sink_stream, pipeline=PIPELINE, control=CONTROL, keys=("k",))
 

@@ -24,6 +24,25 @@ from fordstone.errors import FencedError, HubRefusedError
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
 KEEP: Final = 2
+
+
+class MachineClock(SimClock):
+    """The clock of one machine: time passes as everywhere, but it may be set by itself."""
+
+    def __init__(self, everywhere: SimClock) -> None:
+        self._everywhere = everywhere
+        self.set_us = 0
+
+    @property
+    def now_us(self) -> int:  # type: ignore[override]  # it is never assigned here
+        """The simulated time."""
+        return self._everywhere.now_us
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self._everywhere.wait(seconds)
+
+
 Step = Callable[[], bool]
 
 
@@ -34,7 +53,7 @@ class Host(ABC):
         self.name = name
         self.node = node
         self.wire = wire
-        self.clock = clock
+        self.clock = MachineClock(clock)
         self.rng = rng
         self.ledger = ledger
         self.disk = MemoryDisk()

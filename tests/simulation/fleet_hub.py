@@ -1,7 +1,7 @@
 """The hub of a simulated fleet: the real log, decisions and retention, without HTTP, over blobs in memory that forget.
 
-Every call is carried out at once, by its caller. A crash comes at a failpoint of the hub, or between calls: the log keeps
-what it has committed (its file lies in memory, where a sync costs nothing), blobs keep what was made durable.
+Every call is carried out at once, by its caller. A crash comes at a failpoint of the hub, between calls, or between two writes
+of the log's file: log and blobs keep what was made durable, and of the rest what chance leaves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import io
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,9 +17,11 @@ from random import Random
 from typing import IO, Any, Final
 
 import msgspec
+from tests.simulation.lossy_sqlite import LossyFiles
 from tests.simulation.rows import SimulationError
 
 from fordstone.hub.messages import (
+    Acknowledged,
     Checkpoint,
     Commit,
     Committed,
@@ -28,11 +29,13 @@ from fordstone.hub.messages import (
     ControlPage,
     ControlPublish,
     ControlVersion,
+    EpochsRequest,
     Head,
     Lease,
     LeaseRequest,
     Rejection,
-    StreamPage,
+    StreamEpochs,
+    StreamNodes,
 )
 from fordstone.hub.server.handlers import check_commit, decoded
 from fordstone.hub.store import commits
@@ -44,6 +47,7 @@ from fordstone.state.base import RunRef
 
 IN_MEMORY: Final = Path("/dev/shm")
 PAGE_ENTRIES: Final = 7
+PAGE_NODES: Final = 2
 """Small, so that streams have several pages."""
 VERSIONS_A_PAGE: Final = 3
 
@@ -133,12 +137,14 @@ class FleetHub:
 
     def __init__(self, clock_us: Callable[[], int], rng: Random) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="fordstone-fleet-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
+        self._path = self._folder / "log.sqlite"
         self._clock_us = clock_us
         self._rng = rng
         self.crash_at: str | None = None
         """The failpoint at which it dies next."""
         self.up = True
         self.blobs = MemoryBlobs(self.hit)
+        self.files = LossyFiles(lambda: HubCrashedError("in a write of the log"))
         self._open()
 
     def hit(self, name: str) -> None:
@@ -150,7 +156,9 @@ class FleetHub:
     def crash(self) -> None:
         """Lose what is not durable. It stays down until `restart`."""
         self.up = False
+        self.files.power_off()
         self.log.close()
+        self.files.power_on(self._rng)
         self.blobs.crash(self._rng)
 
     def restart(self) -> None:
@@ -161,11 +169,14 @@ class FleetHub:
 
     def close(self) -> None:
         """Leave nothing behind."""
+        self.files.power_off()
         self.log.close()
+        self.files.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _open(self) -> None:
-        self.log = HubLog(SqliteStore(self._folder / "log.sqlite"), clock_us=self._clock_us, failpoints=self)
+        store = SqliteStore(self._path, open_file=self.files.connect)  # type: ignore[arg-type]  # what the log uses of it
+        self.log = HubLog(store, clock_us=self._clock_us, failpoints=self)
         self._locks = BlobLocks()
         self.retention = Retention(self.log, self.blobs, self._locks, keeping=Keeping(), failpoints=self)
 
@@ -221,13 +232,24 @@ class FleetHub:
 
     # Readers and publishers.
 
-    def stream_page(self, pipeline: str, stream: str, *, after: int) -> StreamPage:
-        """What was committed after `after`."""
-        return self.log.read(lambda log: commits.stream_page(log, pipeline, stream, after=after, limit=PAGE_ENTRIES))
+    def stream_nodes(self, pipeline: str, stream: str, *, after: int, log_id: str | None) -> StreamNodes:
+        """The nodes that have committed after `after`."""
+        return self.log.read(
+            lambda log: commits.stream_nodes(log, pipeline, stream, after=after, limit=PAGE_NODES, log_id=log_id)
+        )
 
-    def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> None:
+    def stream_epochs(self, pipeline: str, stream: str, request: EpochsRequest) -> StreamEpochs:
+        """The next epochs of nodes, a few at a time."""
+        few = msgspec.structs.replace(
+            decoded(msgspec.json.encode(request), EpochsRequest), epochs_max=min(request.epochs_max, PAGE_ENTRIES)
+        )
+        return self.log.read(lambda log: commits.stream_epochs(log, pipeline, stream, few))
+
+    def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> Acknowledged:
         """Register a consumer and what it has passed."""
-        self.log.write(lambda tx: tx.log.save_position(pipeline, consumer, position, now_us=tx.now_us)).result()
+        kept, refused = self.log.read(lambda log: commits.check_positions(log, pipeline, position))
+        self.log.write(lambda tx: tx.log.save_position(pipeline, consumer, kept, now_us=tx.now_us)).result()
+        return Acknowledged(refused=refused)
 
     def publish(self, pipeline: str, name: str, version: ControlPublish) -> tuple[ControlVersion, bool]:
         """Number a version; give it, and whether it is new."""
@@ -260,7 +282,7 @@ class FleetHub:
 
     def _select(self, query: str, *values: object) -> list[Any]:
         """What the log's file has. On a connection of its own: judges must not go through what they judge."""
-        with contextlib.closing(sqlite3.connect(self._folder / "log.sqlite")) as db:
+        with contextlib.closing(self.files.connect(self._path)) as db:
             return db.execute(query, values).fetchall()
 
     def check_blobs(self) -> None:

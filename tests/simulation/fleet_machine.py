@@ -16,6 +16,7 @@ from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Engine
 from fordstone.edge.link.control import ControlFetcher
 from fordstone.edge.link.links import HubLink
+from fordstone.edge.link.owner import Ownership
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
 from fordstone.hub.client.address import HubAddress
@@ -59,11 +60,12 @@ class Machine(Host):
         self.starts += 1
         self._store = store = self.store()
         self.check_whole(store)
-        self.link = link = HubLink(self.wire, self.plan, config, environment, store)
+        ownership = Ownership(environment.disk, f"{store.pipeline}/{store.node}")
+        self.link = link = HubLink(self.wire, self.plan, config, environment, store, ownership)
         if scenario.small:
             store.log._max_bytes = store.log._rewrite_above_bytes = SMALL_LOG_BYTES
         self.engine = engine = recovered_engine(
-            self.plan, {}, config, environment, store, link.remote, outbox=link.outbox
+            self.plan, {}, config, environment, store, link.remote, outbox=link.outbox, ownership=ownership
         )
         engine.writer.stages.retention.keep_for(link.acknowledged)
         self._sealed = engine.writer.epoch
@@ -174,9 +176,9 @@ class Node:
         """Whether all its rows have turned up."""
         return all(count == len(rows) for count, rows in zip(self.fed, self.rows, strict=True))
 
-    def feed(self, rng: Random) -> None:
+    def feed(self, rng: Random, rows_max: int) -> None:
         """Let some rows turn up."""
         index = rng.randrange(len(self.rows))
-        rows = self.rows[index][self.fed[index] : self.fed[index] + rng.randint(1, 3)]
+        rows = self.rows[index][self.fed[index] : self.fed[index] + rng.randint(1, rows_max)]
         self.source.append(index, [row.record() for row in rows])
         self.fed[index] += len(rows)

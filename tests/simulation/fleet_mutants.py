@@ -20,11 +20,12 @@ from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.sender import Sender
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import HubAwayError
-from fordstone.hub.store import commits
+from fordstone.hub.store import commits, sqlite
 from fordstone.hub.store.sqlite import LogReader, LogWriter
 from fordstone.operators.join.lookup import LookupLatest
 from fordstone.protocol import delivery
 from fordstone.protocol.delivery import Accept, AlreadyDone, CommitDecision, CommitFacts, Gap, OtherContent, Stale
+from fordstone.protocol.lease import Position
 
 _decide_order = delivery.decide_order
 
@@ -88,9 +89,9 @@ def fold_loses_an_epoch() -> Iterator[None]:
     """Of epochs that are committed together, only the last brings its rows."""
     original = LogWriter.add_epochs
 
-    def lazy(self: LogWriter, pipeline: str, node_id: int, epochs: Any, generation: Any, *, now_us: int) -> None:
-        empty = [(msgspec.structs.replace(entry, streams={}), digest) for entry, digest in epochs[:-1]]
-        original(self, pipeline, node_id, [*empty, epochs[-1]], generation, now_us=now_us)
+    def lazy(self: LogWriter, pipeline: str, node_id: int, epochs: Any, generation: Any, **more: Any) -> None:
+        empty = [one._replace(entry=msgspec.structs.replace(one.entry, streams={})) for one in epochs[:-1]]
+        original(self, pipeline, node_id, [*empty, epochs[-1]], generation, **more)
 
     with patch.object(LogWriter, "add_epochs", lazy):
         yield
@@ -112,8 +113,8 @@ def gc_takes_what_nobody_has_passed() -> Iterator[None]:
                 query.replace("SELECT min(coalesce(p.epoch, 0))", "SELECT max(coalesce(p.epoch, 0))"), *given
             )
 
-    def passed(self: LogReader, *, unread_before_us: int | None) -> Any:
-        return original(LogReader(Greedy(self._db)), unread_before_us=unread_before_us)  # type: ignore[arg-type]  # close enough
+    def passed(self: LogReader, **options: Any) -> Any:
+        return original(LogReader(Greedy(self._db)), **options)  # type: ignore[arg-type]  # close enough
 
     with patch.object(LogReader, "passed_segments", passed):
         yield
@@ -139,7 +140,7 @@ def node_drops_entries_before_the_answer() -> Iterator[None]:
     original = Sender._commit
 
     def hasty(self: Sender, batch: Any, generation: Any) -> None:
-        self._outbox.mark(batch.last)
+        self._outbox.mark(batch.last, chain=self._outbox.chain_at(batch.last) or "", log_id=self._log_id)
         original(self, batch, generation)
 
     with patch.object(Sender, "_commit", hasty):
@@ -164,7 +165,7 @@ def sender_takes_silence_for_yes() -> Iterator[None]:
         except HubAwayError:
             self._in_sync = True
             self._drop_batch()
-            self._mark(batch.last)
+            self._mark(Position(batch.last, self._outbox.chain_at(batch.last) or ""))
 
     with patch.object(Sender, "_commit", trusting):
         yield
@@ -179,7 +180,7 @@ def position_reported_before_the_seal() -> Iterator[None]:
         chunk = original(self, rows_max, until)
         source = self._source
         if chunk is not None and source is not None:
-            source.ack({self._node: PartitionCut(position=int(chunk.position))})
+            source.ack({self._node: PartitionCut(position=int(chunk.position), identity=self.identity())})
         return chunk
 
     with patch.object(HubReader, "read", early):
@@ -200,6 +201,32 @@ def control_taken_without_a_barrier() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def log_is_not_synced() -> Iterator[None]:
+    """The hub answers before its log is durable."""
+    original = sqlite._set_up
+
+    def careless(connection: sqlite3.Connection, *, wal_pages: int | None = None) -> sqlite3.Connection:
+        original(connection, wal_pages=wal_pages).execute("PRAGMA synchronous = OFF")
+        return connection
+
+    with patch.object(sqlite, "_set_up", careless):
+        yield
+
+
+@contextmanager
+def log_is_synced_at_checkpoints_only() -> Iterator[None]:
+    """SQLite's usual setting for a write-ahead log: consistent after a power cut, but without the last commits."""
+    original = sqlite._set_up
+
+    def usual(connection: sqlite3.Connection, *, wal_pages: int | None = None) -> sqlite3.Connection:
+        original(connection, wal_pages=wal_pages).execute("PRAGMA synchronous = NORMAL")
+        return connection
+
+    with patch.object(sqlite, "_set_up", usual):
+        yield
+
+
 FLEET_MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -215,5 +242,7 @@ FLEET_MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         sender_takes_silence_for_yes,
         position_reported_before_the_seal,
         control_taken_without_a_barrier,
+        log_is_not_synced,
+        log_is_synced_at_checkpoints_only,
     )
 }

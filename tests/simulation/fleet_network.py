@@ -17,6 +17,7 @@ from tests.simulation.fleet_hub import FleetHub, HubCrashedError
 from fordstone.errors import DamagedError, HubAwayError, HubRefusedError
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import (
+    Acknowledged,
     Checkpoint,
     Commit,
     Committed,
@@ -24,11 +25,13 @@ from fordstone.hub.messages import (
     ControlPage,
     ControlPublish,
     ControlVersion,
+    EpochsRequest,
     Head,
     Lease,
     LeaseRequest,
     Rejection,
-    StreamPage,
+    StreamEpochs,
+    StreamNodes,
 )
 
 if TYPE_CHECKING:
@@ -162,16 +165,27 @@ class Wire(HubClient):
 
     # Readers and publishers.
 
-    def stream_page(
-        self, pipeline: str, stream: str, *, after: int = 0, wait_s: float = 0.0, limit: int | None = None
-    ) -> StreamPage:
-        """What was committed to a stream."""
+    def stream_nodes(
+        self,
+        pipeline: str,
+        stream: str,
+        *,
+        after: int = 0,
+        log_id: str | None = None,
+        wait_s: float = 0.0,
+        limit: int | None = None,
+    ) -> StreamNodes:
+        """The nodes that have committed to a stream."""
         del wait_s, limit
-        return self._through(partial(self._hub.stream_page, pipeline, stream, after=after))
+        return self._through(partial(self._hub.stream_nodes, pipeline, stream, after=after, log_id=log_id))
 
-    def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> None:
+    def stream_epochs(self, pipeline: str, stream: str, request: EpochsRequest) -> StreamEpochs:
+        """The next epochs of nodes."""
+        return self._through(partial(self._hub.stream_epochs, pipeline, stream, request))
+
+    def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> Acknowledged:
         """Register, or say how far a consumer has come."""
-        self._through(partial(self._hub.consumer, pipeline, consumer, position), changes=True)
+        return self._through(partial(self._hub.consumer, pipeline, consumer, position), changes=True)
 
     def publish(self, pipeline: str, control: str, version: ControlPublish) -> ControlVersion:
         """Publish a version."""

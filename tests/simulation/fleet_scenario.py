@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
@@ -72,6 +72,10 @@ class FleetScenario:
     """Bounds that are rarely reached are small: ranges, files of control tables, what the hub remembers."""
     hub_skew_us: int
     """How far the hub's clock is ahead of the nodes'."""
+    set_rate: float = 0.0
+    """How often somebody sets the clock of a machine or of the hub, forward or back."""
+    feed_max: int = 3
+    """How many rows turn up at a time, at most."""
 
     @classmethod
     def of(cls, seed: int) -> FleetScenario:
@@ -86,6 +90,7 @@ class FleetScenario:
         controls = not pushes and rng.random() < 0.5
         hub_state = rng.random() < 0.8
         damages = not controls and rng.random() < 0.2
+        # No other: what is sent to the center must be whole at a barrier, so `to_center` refuses unaligned mode.
         mode: Mode = rng.choice(("aligned", "aligned", "blocking"))
         return cls(
             seed=seed,
@@ -113,7 +118,17 @@ class FleetScenario:
             outbox_bytes=rng.choice((1_500, 10**9, 10**9)),
             small=rng.random() < 0.5,
             hub_skew_us=rng.choice((0, 0, 24, -2)) * HOUR_US,
+            set_rate=rng.choice((0.0, 0.02)),
         )
+
+    @classmethod
+    def large(cls, seed: int) -> FleetScenario:
+        """A fleet of ten nodes with hundreds of rows each."""
+        rng = Random(seed)
+        ids = iter(range(1_000_000))
+        nodes = tuple(tuple(_rows(rng, ids, rng.randint(100, 200)) for _ in range(2)) for _ in range(10))
+        small = replace(cls.of(seed), nodes=nodes, batch_rows=20, feed_max=40, chaos_steps=3_000, crashes_max=20)
+        return replace(small, outbox_bytes=max(small.outbox_bytes, 20_000))
 
     @property
     def aggregates(self) -> dict[str, str]:

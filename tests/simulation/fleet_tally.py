@@ -19,6 +19,7 @@ class FleetTally:
     takeovers: int = 0
     cut_off: int = 0
     hours_jumped: int = 0
+    clocks_set: int = 0
     control_versions: int = 0
     segments_collected: int = 0
 

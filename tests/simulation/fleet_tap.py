@@ -18,7 +18,15 @@ from tests.simulation.simulator import SimClock
 
 from fordstone.epochs.run_file import decode_run, encode_run
 from fordstone.errors import HubAwayError, HubRefusedError
-from fordstone.hub.messages import ConsumerPosition, ControlPublish, StreamEpoch
+from fordstone.hub.client.reader import NOWHERE
+from fordstone.hub.messages import (
+    ConsumerPosition,
+    ControlPublish,
+    EpochRange,
+    EpochsRequest,
+    NodePosition,
+    StreamEpoch,
+)
 from fordstone.lang.duration import TIME_MIN_US
 
 TAP: Final = "tap"
@@ -36,6 +44,8 @@ class Tap:
         self._clock = clock
         self._volatile: dict[str, list[tuple[StreamEpoch, list[pl.DataFrame]]]] = {}
         self._listed: deque[StreamEpoch] = deque()
+        self._news: dict[str, int] = {}
+        """The newest epoch of nodes that have more than what was listed."""
         self._after = 0
         self._poll_at_us = 0
         self._untold = False
@@ -48,6 +58,7 @@ class Tap:
         """Forget what is not durable, and what was listed."""
         self._volatile.clear()
         self._listed.clear()
+        self._news.clear()
         self._after = 0
 
     def step(self) -> bool:
@@ -73,14 +84,26 @@ class Tap:
             self._volatile.clear()
             self._untold = True
         elif self._untold:
-            passed = {node: len(epochs) for node, epochs in self.read.items()}
-            self._wire.consumer(PIPELINE, TAP, ConsumerPosition(streams={CUT: passed}))
+            newest = {node: epochs[-1][0] for node, epochs in self.read.items()}
+            passed = {node: NodePosition(entry.epoch, entry.chain) for node, entry in newest.items()}
+            if refused := self._wire.consumer(PIPELINE, TAP, ConsumerPosition(streams={CUT: passed})).refused:
+                raise SimulationError(f"the hub refused the positions of a reader: {refused}")
             self._untold = False
+        elif self._news:
+            newest = {node: epochs[-1][0] for node, epochs in self.read.items()}
+            seen = {node: NodePosition(entry.epoch, entry.chain) for node, entry in newest.items()}
+            wanted = {node: EpochRange(after=self.position(node), seen=seen.get(node, NOWHERE)) for node in self._news}
+            for node, found in self._wire.stream_epochs(PIPELINE, CUT, EpochsRequest(nodes=wanted)).nodes.items():
+                if found.stopped is not None:
+                    raise SimulationError(f"the hub stopped a reader of {node}: {found.stopped.reason}")
+                self._listed.extend(found.epochs)
+                if found.end.epoch >= self._news[node]:
+                    del self._news[node]
         else:
-            page = self._wire.stream_page(PIPELINE, CUT, after=self._after)
+            page = self._wire.stream_nodes(PIPELINE, CUT, after=self._after)
             self._after = page.next
-            self._listed.extend(page.epochs)
-            self._poll_at_us = self._clock.now_us + (0 if page.epochs else POLL_US)
+            self._news = {one.node: one.epoch for one in page.nodes if one.epoch > self.position(one.node)}
+            self._poll_at_us = self._clock.now_us + (0 if page.nodes else POLL_US)
 
     def _take(self, entry: StreamEpoch) -> None:
         have = [*self.read.get(entry.node, ()), *self._volatile.get(entry.node, ())]

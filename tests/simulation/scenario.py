@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, Literal
 
@@ -64,6 +64,8 @@ class Scenario:
     waiting_bytes: int
     fills: bool
     """The disk is full now and then."""
+    rots: bool = False
+    """Any file of the state may be damaged between two starts: the run goes on exactly, or is refused."""
     live: bool
     """Rows and partitions turn up while the pipeline runs; silent partitions fall idle."""
     smooths: bool
@@ -72,6 +74,8 @@ class Scenario:
     """Rows that repeat another are dropped, too: a step that forgets keys by time."""
     tail: Tail | None
     """One more step."""
+    failure_rate: float = 0.0
+    """How often a task fails, at each step: the others go on for a while, and then the engine is made again in the same process."""
 
     @classmethod
     def of(
@@ -112,6 +116,24 @@ class Scenario:
             smooths=drawn_shape != "loop" and rng.random() < 0.4,
             deduplicates=drawn_shape != "loop" and rng.random() < 0.4,
             tail=draw_tail(rng, drawn_mode) if drawn_shape != "loop" else None,
+        )
+
+    @classmethod
+    def failing(cls, seed: int) -> Scenario:
+        """Bounded input, tasks that fail now and then, most of all at the end, and attempts that mostly take too long."""
+        rng = Random(seed ^ 0xFA11)
+        mode: Mode = rng.choice(("aligned", "unaligned", "unaligned", "blocking"))
+        shape: Shape = rng.choice(("chain", "diamond", "union"))
+        return replace(
+            cls.of(seed, guarantee="exactly_once", mode=mode, shape=shape),
+            live=False,
+            damages=False,
+            rescales=False,
+            crashes_max=0,
+            batch_rows=rng.choice((1, 5)),
+            interval_us=rng.choice((1_000, 5_000)),
+            timeout_us=rng.choice((12_000, 20_000, 40_000)),
+            failure_rate=rng.choice((0.001, 0.004)),
         )
 
     @property

@@ -28,7 +28,7 @@ from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.manifest import Cut, Manifest
 from fordstone.epochs.store import CheckpointStore
-from fordstone.errors import CheckpointError
+from fordstone.errors import CheckpointError, FordstoneError, StorageError
 from fordstone.operators.aggregate.partial import ROWS
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
@@ -43,6 +43,11 @@ YEAR_US: Final = 365 * 24 * 3600 * 1_000_000
 JUMP_RATE: Final = 0.01
 """How often the machine's clock is set, so that rows come within what is believed (rule 7)."""
 JUMP_MAX_US: Final = 4_000_000
+FAILURES_MAX: Final = 8
+FAILURES_AT_THE_END: Final = 0.05
+"""How often a task fails, at each step, after all input was read and before the last epoch is sealed, where tasks fail at all."""
+STEPS_AFTER_FAILURE: Final = (0, 5, 40, 200)
+"""Number of steps of the other tasks, the coordinator and the writer after a task has failed: they have threads of their own."""
 RECOVERY_CRASH_RATE: Final = 0.3
 """How often a start with a damaged checkpoint meets a power cut."""
 
@@ -75,10 +80,14 @@ class Tally:
     seeds: int = 0
     steps: int = 0
     crashes: int = 0
+    failures: int = 0
     checkpoints: int = 0
     given_up: int = 0
     replayed: int = 0
     rescaled: int = 0
+    rotten: int = 0
+    refused: int = 0
+    """Starts with damaged files that ended with an error."""
 
     def add(self, other: Tally) -> None:
         """Sum up."""
@@ -131,7 +140,13 @@ class _Run:
     jumps: Random = field(default_factory=Random)
     parallelism: int = 1
     damaged: bool = False
+    rotten: bool = False
+    """Some file was damaged, and the run has not been started since."""
+    whole: MemoryDisk | None = None
+    """The disk before that."""
     stopped: bool = False
+    failed: bool = False
+    """A task has failed. Nothing is lost but what was in memory."""
     fills: int = 0
     fed: list[list[int]] = field(default_factory=list)
     """For each source, for each partition that has turned up, how many rows have."""
@@ -183,9 +198,9 @@ def simulate(scenario: Scenario, *, check: Callable[[Engine], None] | None = Non
     run.fed = [[] for _ in scenario.partitions]
     try:
         while not _until_crash_or_end(run, check):
-            if not run.stopped:
+            if not (run.stopped or run.failed):
                 _crash(run)
-            run.stopped = False
+            run.stopped = run.failed = False
         judge(scenario, run.world, run.epochs(), run.uneven)
     except SimulationError as error:
         raise SimulationError(f"{scenario.title()}: {error}") from error
@@ -227,7 +242,19 @@ def _until_crash_or_end(run: _Run, check: Callable[[Engine], None] | None) -> bo
         if run.damaged and run.tally.crashes < scenario.crashes_max and rng.random() < RECOVERY_CRASH_RATE:
             # In the middle of setting aside and replaying, or a little later.
             run.disk.cut_after = run.disk.changes + rng.randrange(40)
-        engine = recovered_engine(run.world.plan, {}, config, environment, store, None)
+        before = copied(run.disk) if run.rotten else None
+        try:
+            engine = recovered_engine(run.world.plan, {}, config, environment, store, None)
+        except StorageError:
+            return False  # the disk is full, and a start has to be counted first: it is started again
+        except FordstoneError:
+            if before is None:
+                raise
+            # It says that something is damaged: somebody brings the state back from a copy.
+            run.tally.refused += 1
+            run.disk, run.damaged, run.rotten = run.whole or before, False, False
+            return False
+        run.rotten = False
         if engine.time_has_ended:
             return True
         run.tally.replayed += len(engine.resumption.replay)
@@ -241,6 +268,7 @@ def _step_through(run: _Run, engine: Engine, store: CheckpointStore, check: Call
     steppables = engine.steppables()
     sealed, idle, given_up = engine.writer.epoch, 0, 0
     may_crash = run.tally.crashes < scenario.crashes_max
+    goes_on: int | None = None
     for _ in range(STEPS_MAX):
         run.tally.steps += 1
         run.clock.now_us += rng.randrange(200)
@@ -249,6 +277,20 @@ def _step_through(run: _Run, engine: Engine, store: CheckpointStore, check: Call
                 return False
             run.disk.cut_after = run.disk.changes + rng.randrange(12)
             may_crash = False
+        if scenario.failure_rate and goes_on is None and run.tally.failures < FAILURES_MAX:
+            ends = engine.ended and rng.random() < FAILURES_AT_THE_END
+            if ends or rng.random() < scenario.failure_rate:
+                failed = rng.choice(engine.tasks)
+                steppables = [one for one in steppables if one is not failed]
+                goes_on = rng.choice(STEPS_AFTER_FAILURE)
+        if goes_on is not None:
+            goes_on -= 1
+            if goes_on < 0 or engine.over:
+                run.failed = True
+                run.tally.failures += 1
+                run.tally.given_up += engine.coordinator.given_up
+                engine.close()
+                return False
         _disturb(run, engine)
         idle = 0 if rng.choice(steppables).step() else idle + 1
         if engine.coordinator.given_up != given_up:
@@ -263,7 +305,7 @@ def _step_through(run: _Run, engine: Engine, store: CheckpointStore, check: Call
             _check_cut(run, store, sealed)
             if check is not None:
                 check(engine)
-        if engine.over:
+        if engine.over and goes_on is None:
             run.tally.given_up += engine.coordinator.given_up
             run.stopped = not engine.config.bounded
             return engine.config.bounded
@@ -298,6 +340,8 @@ def _crash(run: _Run) -> None:
         run.tally.rescaled += 1
     if run.scenario.damages and not run.damaged:
         run.damaged = _damage(run)
+    if run.scenario.rots and not run.rotten and _rot(run):
+        run.damaged = run.rotten = True
 
 
 def _damage(run: _Run) -> bool:
@@ -326,6 +370,60 @@ def _damage(run: _Run) -> bool:
     return True
 
 
+def _rot(run: _Run) -> bool:
+    """Damage any files of the state, also such that older checkpoints need."""
+    paths = sorted(files_of(run.disk))
+    if not paths:
+        return False
+    run.whole = copied(run.disk)
+    for path in run.rng.choices(paths, k=run.rng.choice((1, 1, 4))):
+        run.disk.damage(path, _rotten(run.disk.read(path), run.disk.read(run.rng.choice(paths)), run.rng))
+    run.tally.rotten += 1
+    return True
+
+
+def _rotten(data: bytes, other: bytes, rng: Random) -> bytes:
+    """What is read of a file: bytes are flipped, zeroed or gone, it is another file, or its last line was never written."""
+    place = rng.randrange(len(data)) if data else 0
+    match rng.randrange(5):
+        case 0:
+            flipped = bytes([(data[place] if data else 0) ^ 1 << rng.randrange(8)])
+            return data[:place] + flipped + data[place + 1 :]
+        case 1:
+            return data[:place] + bytes(len(data) - place)
+        case 2:
+            return data[:place]
+        case 3:
+            return other
+        case _:
+            return data[: data.rstrip(b"\n").rfind(b"\n") + 1]
+
+
+def files_of(disk: MemoryDisk, folder: str = "") -> Iterator[str]:
+    """The paths of all files."""
+    for name in disk.list(folder):
+        path = f"{folder}/{name}".lstrip("/")
+        try:
+            disk.size(path)
+        except FileNotFoundError:
+            yield from files_of(disk, path)
+        else:
+            yield path
+
+
+def copied(disk: MemoryDisk) -> MemoryDisk:
+    """A disk with the same files, all of them durable."""
+    copy = MemoryDisk()
+    for path in files_of(disk):
+        folder = path.rpartition("/")[0]
+        copy.make_dirs(folder)
+        copy.create(path, disk.read(path))
+        copy.fsync(path)
+        copy.fsync_dir(folder)
+    copy.kill()
+    return copy
+
+
 # Invariants.
 
 
@@ -340,8 +438,9 @@ def _check_whole(run: _Run, store: CheckpointStore) -> None:
 
 def _check_cut(run: _Run, store: CheckpointStore, epoch: int) -> None:
     """State in the manifest = rows up to its positions, less what is in flight; every named run is there."""
-    for kept in store.epochs():
-        for ref in store.manifest(kept).runs():
+    # Older ones may be damaged where the scenario damages any: that is found when they are needed.
+    for kept in (epoch,) if run.scenario.rots else store.epochs():
+        for ref in store.manifest(kept).runs() if kept in store.epochs() else ():
             fault = store.run_fault(ref)
             if fault is not None:
                 raise SimulationError(f"checkpoint {kept} names a run that is not there: {fault}")

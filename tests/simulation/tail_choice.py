@@ -10,13 +10,13 @@ from tests.simulation.join_tails import JoinTail, LatestTail
 from tests.simulation.keyed_tails import MatchTail, ProcessTail
 from tests.simulation.query_tails import DistinctTail, OverTail, RunningTail, TopTail
 from tests.simulation.tails import Tail
-from tests.simulation.window_tails import CountTail, SessionTail, SlidingTail
+from tests.simulation.window_tails import CountTail, ForgettingTail, SessionTail, SlidingTail
 
 from fordstone.plan.plan import Mode
 
 KINDS: Final[tuple[str, ...]] = (
     "sliding", "early", "session", "count", "join", "match", "process",
-    "top", "over", "distinct", "running", "failing", "failing_process",
+    "top", "over", "distinct", "running", "forgetting", "failing", "failing_process",
     "latest",
 )  # fmt: skip
 
@@ -52,6 +52,8 @@ def draw_tail(rng: Random, mode: Mode) -> Tail | None:
             return DistinctTail(timed=rng.random() < 0.6)
         case "running":
             return RunningTail()
+        case "forgetting":
+            return ForgettingTail(ttl=rng.choice((1, 3, 8)))
         case "failing":
             return FunctionTail(rng.choice(("map", "flat_map", "map_batches")))
         case "failing_process":

@@ -49,6 +49,13 @@ def test_a_machine_that_takes_over_goes_on_exactly_and_the_old_machine_is_shut_o
     assert fleet_tally.takeovers > 5
 
 
+@pytest.mark.slow
+def test_a_fleet_of_ten_nodes_with_thousands_of_rows_keeps_the_invariants(fleet_tally: FleetTally):
+    scenario = FleetScenario.large(42_500)
+    assert len(scenario.rows()) > 2_000
+    fleet_tally.add(simulate_fleet(scenario))
+
+
 @pytest.mark.parametrize("change", ["lost", "doubled"])
 @pytest.mark.parametrize("where", ["hub", "center"])
 def test_the_oracle_of_a_fleet_sees_a_row(where: str, change: str, monkeypatch: pytest.MonkeyPatch):

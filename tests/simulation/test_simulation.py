@@ -33,6 +33,14 @@ def test_every_seed_keeps_the_invariants(seed_block: range, simulation_tally: Ta
         simulation_tally.add(simulate(Scenario.of(seed)))
 
 
+def test_a_bounded_run_reads_all_its_input_however_often_tasks_fail_and_attempts_are_given_up(simulation_tally: Tally):
+    """With short timeouts most attempts are given up, the last ones too; then a task fails, and the engine is made again."""
+    for seed in range(27_000, 27_000 + share_of(25)):
+        simulation_tally.add(simulate(Scenario.failing(seed)))
+    assert simulation_tally.failures > 0
+    assert simulation_tally.given_up > 0
+
+
 # A loop in mode unaligned is refused when the pipeline is built: see tests/api/test_pipeline.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -78,3 +86,17 @@ def test_several_damaged_checkpoints_are_computed_again(monkeypatch, simulation_
         hard = replace(scenario, damages=True, crashes_max=3, crash_rate=0.005, interval_us=2_000, rescales=False)
         simulation_tally.add(simulate(hard))
     assert simulation_tally.replayed > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["aligned", "blocking"])
+def test_a_state_with_any_damaged_file_goes_on_exactly_or_is_refused(mode, simulation_tally: Tally):
+    tally = Tally()
+    for seed in range(26_000, 26_000 + share_of(30)):
+        scenario = Scenario.of(seed, guarantee="exactly_once", mode=mode)
+        tally.add(
+            simulate(replace(scenario, damages=False, rots=True, crashes_max=4, crash_rate=0.003, interval_us=2_000))
+        )
+    simulation_tally.add(tally)
+    assert tally.rotten > tally.refused
+    assert tally.replayed > 0

@@ -18,7 +18,7 @@ from tests.simulation.rows import SimulationError
 from tests.simulation.scenario import Scenario, Shape, World
 from tests.simulation.simulator import Tally, simulate
 from tests.simulation.tails import LETTERS, MORE, OUT, Tail
-from tests.simulation.window_tails import CountTail, SessionTail, SlidingTail, WindowTail
+from tests.simulation.window_tails import CountTail, ForgettingTail, SessionTail, SlidingTail, WindowTail
 
 from fordstone.plan.plan import Mode
 
@@ -46,6 +46,7 @@ TAILS: dict[str, Tail] = {
     "distinct": DistinctTail(timed=True),
     "distinct_so_far": DistinctTail(timed=False),
     "running": RunningTail(),
+    "forgetting": ForgettingTail(ttl=3),
     "failing_map": FunctionTail("map"),
     "failing_flat_map": FunctionTail("flat_map"),
     "failing_map_batches": FunctionTail("map_batches"),
@@ -80,7 +81,9 @@ def judged_sinks() -> Iterator[tuple[str, str, str]]:
         final = MORE if isinstance(tail, WindowTail) and tail.replaces else OUT
         for sink in (final, LETTERS) if isinstance(tail, FunctionTail | FailingProcessTail) else (final,):
             yield name, sink, "lost"
-            if not isinstance(tail, RunningTail) and not (isinstance(tail, TopTail) and tail.kind != "windows"):
+            if not isinstance(tail, RunningTail | ForgettingTail) and not (
+                isinstance(tail, TopTail) and tail.kind != "windows"
+            ):
                 yield name, sink, "doubled"
 
 

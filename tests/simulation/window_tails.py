@@ -230,3 +230,29 @@ class CountTail(WindowTail):
         """Nothing: what does not fill is not emitted."""
         del given
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class ForgettingTail(Tail):
+    """A running aggregate that forgets keys which were silent: the newest session of each key, kept up to date."""
+
+    ttl: int
+
+    def attach(self, stream: Stream, sources: Sequence[Stream], sinks: Sinks) -> None:
+        """Attach it to the stream."""
+        del sources
+        made = stream.group_by("k").agg(name=STEP, ttl=f"{self.ttl}s", c="count(*)", total="sum(id)")
+        attach_sinks(sinks, made, late=made.late)
+
+    def judge(self, given: Given) -> None:
+        """The last result of each key has the rows since it was silent, where it is known what rows were judged by."""
+        sessions = SessionTail(early_us=None, allowed=0, gap=self.ttl)
+        rows = in_order(given.in_time(given.rows, is_late=sessions.is_late))
+        if given.watermarks is None:
+            return
+        wanted = {}
+        for k, some in by_key(rows).items():
+            *_, newest = sessions.windows(k, some, given.watermarks)
+            wanted[k] = (k, len(newest[3]), sum(row.id for row in newest[3]))
+        latest = {one[0]: one for one in given.found(OUT, "k", "c", "total")}
+        check_equal("last results of the tail", latest, wanted)

@@ -41,7 +41,8 @@ _PR_SET_PDEATHSIG = 1
 class Daemon:
     """One master, worker or server. What it logs goes to a file in its folder."""
 
-    def __init__(self, folder: Path, *command: str, memory: str = DAEMON_MEMORY) -> None:
+    def __init__(self, folder: Path, *command: str, memory: str = DAEMON_MEMORY, hidden: Path | None = None) -> None:
+        """`hidden`: a directory that this daemon and its children see as an empty one of their own, as on another machine."""
         folder.mkdir()
         self._log = folder / "log"
         home = Path(pyspark.__file__).parent
@@ -56,9 +57,12 @@ class Daemon:
             "SPARK_LOCAL_DIRS": str(folder / "local"),
             "PYSPARK_PYTHON": sys.executable,
         }
+        words = [str(home / "bin" / "spark-class"), *command]
+        if hidden is not None:
+            words = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(hidden), *words]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [str(home / "bin" / "spark-class"), *command],
+                words,
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -144,8 +148,13 @@ class Cluster:
 
 
 @contextmanager
-def standalone(folder: Path, *, workers: int = 2, cores: int = 1, memory: str = "1g") -> Iterator[Cluster]:
-    """A master and `workers` workers, registered with it; each has `cores` and `memory` for executors."""
+def standalone(
+    folder: Path, *, workers: int = 2, cores: int = 1, memory: str = "1g", apart: Path | None = None
+) -> Iterator[Cluster]:
+    """A master and `workers` workers, registered with it; each has `cores` and `memory` for executors.
+
+    `apart`: a directory that the last worker does not share with the others.
+    """
     started: list[Daemon] = []
     try:
         master = Daemon(folder / "master", "org.apache.spark.deploy.master.Master", *_PORTS)
@@ -154,7 +163,8 @@ def standalone(folder: Path, *, workers: int = 2, cores: int = 1, memory: str = 
         for number in range(workers):
             place = folder / f"worker-{number}"
             room = ["--cores", str(cores), "--memory", memory, "--work-dir", str(place / "work")]
-            started.append(Daemon(place, "org.apache.spark.deploy.worker.Worker", *_PORTS, *room, url))
+            hidden = apart if number == workers - 1 else None
+            started.append(Daemon(place, "org.apache.spark.deploy.worker.Worker", *_PORTS, *room, url, hidden=hidden))
         for worker in started[1:]:
             worker.until(lambda worker=worker: _REGISTERED in worker.log(), "registration of a worker")  # type: ignore[misc]  # a lambda's default has no type
         yield Cluster(url, started[1:])
@@ -174,6 +184,11 @@ def connect_server(spark: SparkSession) -> Iterator[str]:
         yield f"sc://127.0.0.1:{service.localPort()}"
     finally:
         service.stop(nothing, nothing)
+
+
+def can_hide() -> bool:
+    """Whether a process may be started with a directory of its own, for which it must be root's."""
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
 
 
 def _die_with_parent() -> None:

@@ -19,7 +19,9 @@ class HubNode:
         self.pipeline = pipeline
         self.node = node
         self.stream = stream
-        self.generation = self.client.lease(pipeline, node, LeaseRequest(holder=f"{node}-disk", local=1)).generation
+        self.generation = self.client.lease(
+            pipeline, node, LeaseRequest(holder=f"{node}-disk", local=1, start="s")
+        ).generation
         self.epoch = 0
 
     def put(self, frame: pl.DataFrame) -> RunRef:

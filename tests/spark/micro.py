@@ -23,13 +23,14 @@ from unittest import mock
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import Row
-from tests.spark.micro_state import Fate, Handle, Location, Shards, StateReader
+from tests.spark.micro_state import Fate, Handle, Location, Shards, SparkRefuses, StateReader
 
 from fordstone.operators.base import Functions
 from fordstone.plan.plan import Plan
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted import query as query_module
 from fordstone.spark.hosted import source as source_module
+from fordstone.spark.hosted.checkpoint import DriverMark
 from fordstone.spark.hosted.commit import BatchOutcome, Committer
 from fordstone.spark.hosted.packing import spark_hashes
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
@@ -202,16 +203,22 @@ class MicroQuery:
         return self.committer.first_epoch + max(self.location.batches("commits"))
 
     def step(self) -> bool:
-        """Run the next batch; False: there is nothing to do now."""
-        planned, committed = self.location.batches("offsets"), self.location.batches("commits")
-        done = max(committed, default=-1)
-        if not planned or planned[-1] == done:
+        """Run the next batch; False: there is nothing to do now.
+
+        As Spark decides it: the newest batch that was planned is executed again, unless it is the newest that was committed.
+        """
+        latest = max(self.location.batches("offsets"), default=-1)
+        done = max(self.location.batches("commits"), default=-1)
+        if latest == done:
             text = self._plan(done)
             if text is None:
                 return False
+            latest = done + 1
             self.spark.fate.step("log")
-            self.location.write("offsets", done + 1, text)
-        self._run(done + 1)
+            self.location.write("offsets", latest, text)
+        elif latest < done:
+            raise SparkRefuses(f"CONCURRENT_STREAM_LOG_UPDATE: batch {latest} was committed")
+        self._run(latest)
         return True
 
     def run(self) -> int:
@@ -233,10 +240,9 @@ class MicroQuery:
         fate = self.spark.fate
         fate.step("run")
         state = self.location.state_before(number)
-        executed = []
+        executed: list[str] = []
 
         def made() -> Partitions:
-            executed.append(number)
             end = json.loads(self.location.offset(number))
             start = json.loads(self.location.offset(number - 1)) if number else self.reader.initialOffset()
             partitions: Partitions = []
@@ -245,18 +251,16 @@ class MicroQuery:
                 partitions.append(list(self.spark.stepped("read", self.reader.read(copy.deepcopy(share)))))
             for depth, processor in enumerate(self._stages, 1):
                 partitions = self._hosted(depth, processor, partitions, state)
+            executed.append(self.location.store(number, state))
             return partitions
 
         # Spark gives a frame that is worked out each time it is asked: more than once would be a mistake, not at all too.
         self.committer(Frame(self.spark, made), number)  # type: ignore[arg-type]  # as far as it is used
-        assert executed == [number], f"batch {number} was executed {len(executed)} times"
+        assert len(executed) == 1, f"batch {number} was executed {len(executed)} times"
         fate.step("commit")
-        self.location.versions[number] = state
-        self.location.versions.pop(number - 3, None)
-        self.location.write("commits", number, "{}")
+        self.location.commit(number, executed[0])
 
     def _hosted(self, depth: int, processor: HostProcessor, partitions: Partitions, state: Shards) -> Partitions:
-        (self.location.path / "state").mkdir(exist_ok=True)
         handle = Handle(self.spark.fate)
         processor.init(handle)  # type: ignore[arg-type]  # as far as it is used
         out = []
@@ -282,19 +286,27 @@ class MicroSpark:
         self.fate = Fate()
         self.now_us = 1_000_000
         self.conf = SimpleNamespace(set=lambda key, value: None)
+        self.sparkContext = SimpleNamespace(master=f"local[{cores}]")  # driver and executors are one process
         self.dataSource = SimpleNamespace(register=self._register)
         self._sources: dict[str, type] = {}
         self._locations: dict[str, Location] = {}
 
     def query(
-        self, plan: Plan, functions: Functions | None = None, *, batch: bool = False, **options: Any
+        self,
+        plan: Plan,
+        functions: Functions | None = None,
+        *,
+        batch: bool = False,
+        driver: DriverMark | None = None,
+        **options: Any,
     ) -> HostedQuery:
         """A hosted query of a plan, as a process that has just been started lays it out."""
         with (
             mock.patch.object(query_module, "prepared", lambda spark: spark),
             mock.patch.object(query_module, "parallelism", return_value=self.cores),
         ):
-            return hosted_query(plan, functions or {}, SparkConfig(**options), self, batch=batch)  # type: ignore[arg-type]
+            config = SparkConfig(**options)
+            return hosted_query(plan, functions or {}, config, self, batch=batch, driver=driver)  # type: ignore[arg-type]
 
     def start(
         self,
@@ -324,8 +336,11 @@ class MicroSpark:
     @contextmanager
     def clock(self) -> Iterator[None]:
         """What is planned meanwhile is planned by this clock."""
-        with mock.patch.object(source_module, "system_clock_us", return_value=self.now_us):
+        with mock.patch.object(source_module, "system_clock_us", self._clock_us):
             yield
+
+    def _clock_us(self) -> int:
+        return self.now_us
 
     def shuffled(self, partitions: Partitions) -> dict[int, Batches]:
         """Rows by shard, those of each shard in any order and in any batches."""

@@ -109,36 +109,84 @@ class Handle:
         return _Map(name, lambda: self.shard, self._fate)
 
 
+class SparkRefuses(Exception):  # noqa: N818 - it is what Spark does
+    """Spark stops with an error of its own: its files are not as it needs them."""
+
+
 @dataclass
 class Location:
-    """A checkpoint location: outlives every process. Offsets and commits are files in it."""
+    """A checkpoint location: outlives every process.
+
+    Offsets and commits are files in it, and so is what a try at a batch leaves as state: the commit names it, as in version 2 of
+    Spark's format. Nothing is synced, as with Spark. The state itself is kept here.
+    """
 
     path: Path
     versions: dict[int, Shards] = field(default_factory=dict)
-    """State after each batch; before the first there is none."""
+    """State after each batch that was committed; before the first there is none."""
+    _tries: dict[str, Shards] = field(default_factory=dict)
+    """State after each try at a batch."""
 
     def batches(self, log: str) -> list[int]:
         found = self.path / log
         return sorted(int(file.name) for file in found.iterdir()) if found.exists() else []
 
     def write(self, log: str, number: int, text: str) -> None:
-        (self.path / log).mkdir(parents=True, exist_ok=True)
-        (self.path / log / str(number)).write_text(text)
+        """Write an entry of a log as Spark does: whole, under its name, and not synced."""
+        self._write(f"{log}/{number}", f"v1\n{text}")
 
     def offset(self, number: int) -> str:
-        return (self.path / "offsets" / str(number)).read_text()
+        return self._entry("offsets", number)
+
+    def store(self, number: int, state: Shards) -> str:
+        """Store the state after a try at a batch; gives its name."""
+        name = f"{number + 1}_{len(self._tries)}.changelog"
+        self._tries[name] = copied(state)
+        self._write(f"state/0/0/{name}", name)
+        return name
+
+    def commit(self, number: int, name: str) -> None:
+        self.write("commits", number, json.dumps({"state": name}))
+        self.versions[number] = self._tries[name]
+        self.versions.pop(number - 3, None)
 
     def state_before(self, number: int) -> Shards:
         """A copy, to be changed."""
-        before = self.versions.get(number - 1, {})
-        return {
-            shard: {name: dict(value) if isinstance(value, dict) else value for name, value in states.items()}
-            for shard, states in before.items()
-        }
+        if number == 0:
+            return {}
+        name = json.loads(self._entry("commits", number - 1))["state"]
+        file = self.path / "state" / "0" / "0" / name
+        if not file.exists() or file.read_text() != name:
+            raise SparkRefuses(f"CANNOT_LOAD_STATE_STORE {name}")
+        return copied(self._tries[name])
+
+    def _entry(self, log: str, number: int) -> str:
+        file = self.path / log / str(number)
+        if not file.exists():
+            raise SparkRefuses(f"{log}/{number} does not exist")
+        version, _, text = file.read_text().partition("\n")
+        if version != "v1":
+            raise SparkRefuses(f"Incomplete log file {log}/{number}")
+        return text
+
+    def _write(self, path: str, text: str) -> None:
+        place = self.path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        other = place.with_name(f".{place.name}.tmp")
+        other.write_text(text)
+        other.replace(place)
 
     @property
     def newest(self) -> Shards:
         return self.versions.get(max(self.versions, default=-1), {})
+
+
+def copied(shards: Shards) -> Shards:
+    """State that can be changed without changing the original."""
+    return {
+        shard: {name: dict(value) if isinstance(value, dict) else value for name, value in states.items()}
+        for shard, states in shards.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,26 @@ def test_a_batch_that_runs_again_a_day_later_believes_what_it_was_planned_to(
     assert case.found() == (CLOSED, Counter(AHEAD | LATE))
 
 
+def test_a_clock_that_jumped_forward_and_was_set_right_protects_again(tmp_path: Path, clock: SimClock) -> None:
+    (tmp_path / "in").mkdir()
+    case, spark = Case(str(tmp_path / "in" / "*")), MicroSpark(4)
+    options: dict[str, Any] = {"state": tmp_path / "state", "shards": 2}
+
+    def run(second: int) -> None:
+        row = {"k": "a", "ts": (NOW + timedelta(seconds=second)).isoformat(), "second": second}
+        with (tmp_path / "in" / "a.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        spark.start(case.pipeline.plan(), {}, **options).run()
+
+    run(0)
+    clock.set_us = 365 * DAY_US
+    run(60)
+    clock.set_us = 0
+    run(30 * 24 * 3600)
+    run(120)
+    assert case.found() == ({("a", 0), ("a", 60)}, Counter([("a", 30 * 24 * 3600)]))
+
+
 def test_history_is_believed(tmp_path: Path, clock: SimClock) -> None:
     case = Case(write(tmp_path / "in"))
     assert clock.wall_us() == NOW_US

@@ -9,20 +9,38 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import msgspec
+import polars as pl
 import pytest
 from tests.spark.micro import MicroSpark
 
 from fordstone import Pipeline, tumbling
-from fordstone.connectors import files
+from fordstone.connectors import files, rows
+from fordstone.connectors.base import SinkStream
+from fordstone.connectors.files.settings import dead_letter_files
+from fordstone.connectors.registry import open_sink
 from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
-from fordstone.errors import CheckpointError, ConfigError, DamagedError, PipelineError, PlanMismatchError, StorageError
+from fordstone.errors import (
+    CheckpointError,
+    ConfigError,
+    DamagedError,
+    PipelineError,
+    PlanMismatchError,
+    StorageError,
+    StoreLockedError,
+)
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
-from fordstone.spark.hosted.checkpoint import CUTS_KEPT, QueryFiles, QueryIdentity, mismatch
+from fordstone.operators.dead_letter import LETTER_SCHEMA
+from fordstone.spark.config import SparkConfig
+from fordstone.spark.hosted.checkpoint import CUTS_KEPT, DriverMark, EpochRecord, QueryFiles, QueryIdentity, mismatch
+from fordstone.spark.hosted.plan_batches import Work
+from fordstone.spark.hosted.query import dead_letters_of
+from fordstone.spark.run import _locked
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -90,8 +108,8 @@ def test_a_file_that_cannot_be_read_says_so(data: bytes, tmp_path: Path) -> None
 
 def test_a_file_of_a_later_version_is_not_guessed_at(tmp_path: Path) -> None:
     file = QueryFiles(str(tmp_path))
-    file.write_identity(identity(version=2))
-    with pytest.raises(CheckpointError, match="has version 2; this fordstone reads version 1"):
+    file.write_identity(identity(version=3))
+    with pytest.raises(CheckpointError, match="has version 3; this fordstone reads version 2"):
         file.identity()
 
 
@@ -187,6 +205,10 @@ def test_a_source_in_this_processs_memory_is_refused(tmp_path: Path) -> None:
         MicroSpark().query(found.plan(), state=tmp_path / "state")
 
 
+def record(epoch: int) -> EpochRecord:
+    return EpochRecord(work=Work(epoch=epoch), cut=cut(epoch))
+
+
 def cut(epoch: int) -> Cut:
     partitions = {"β.jsonl": PartitionCut(position=2**62, max_time_us=TIME_MIN_US, floor_us=TIME_MAX_US, idle=True)}
     return Cut(epoch=epoch, sources={"s": SourceCut(partitions=partitions, watermark_us=TIME_MAX_US)}, bounded=True)
@@ -200,20 +222,20 @@ def cuts(request: pytest.FixtureRequest, tmp_path: Path) -> QueryFiles:
 def test_a_cut_is_read_as_it_was_written(cuts: QueryFiles) -> None:
     assert cuts.cut_epochs() == ()
     for epoch in (1, 2, 10):
-        cuts.write_cut(cut(epoch))
+        cuts.write_released(record(epoch))
     assert cuts.cut(2) == cut(2)
     assert cuts.cut_epochs() == (1, 2, 10)
 
 
 def test_a_cut_that_is_written_again_stays(cuts: QueryFiles) -> None:
-    cuts.write_cut(cut(1))
-    cuts.write_cut(cut(1))
+    cuts.write_released(record(1))
+    cuts.write_released(record(1))
     assert cuts.cut(1) == cut(1)
     assert cuts.cut_epochs() == (1,)
 
 
 def test_a_missing_cut_says_what_to_do(cuts: QueryFiles) -> None:
-    cuts.write_cut(cut(1))
+    cuts.write_released(record(1))
     with pytest.raises(CheckpointError, match=r"epoch 2 is missing(?s:.)*Restore the checkpoint location"):
         cuts.cut(2)
 
@@ -221,7 +243,7 @@ def test_a_missing_cut_says_what_to_do(cuts: QueryFiles) -> None:
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"epoch": 1}', b'{"epoch": "x", "sources": {}}'])
 def test_a_damaged_cut_is_reported(data: bytes, tmp_path: Path) -> None:
     cuts = QueryFiles(str(tmp_path))
-    cuts.write_cut(cut(1))
+    cuts.write_released(record(1))
     (file,) = (tmp_path / "fordstone" / "cuts").iterdir()
     file.write_bytes(data)
     with pytest.raises(DamagedError, match="is damaged"):
@@ -230,16 +252,16 @@ def test_a_damaged_cut_is_reported(data: bytes, tmp_path: Path) -> None:
 
 def test_old_cuts_go(cuts: QueryFiles) -> None:
     for epoch in range(1, CUTS_KEPT + 4):
-        cuts.write_cut(cut(epoch))
+        cuts.write_released(record(epoch))
     assert cuts.cut_epochs() == tuple(range(4, CUTS_KEPT + 4))
 
 
 def test_what_a_crash_left_half_written_is_no_cut(tmp_path: Path) -> None:
     cuts = QueryFiles(str(tmp_path))
-    cuts.write_cut(cut(1))
+    cuts.write_released(record(1))
     (tmp_path / "fordstone" / "cuts" / ".tmp-000000000002.json").write_bytes(b"{")
     assert cuts.cut_epochs() == (1,)
-    cuts.write_cut(cut(2))
+    cuts.write_released(record(2))
     assert cuts.cut(2) == cut(2)
 
 
@@ -273,3 +295,55 @@ def test_a_mark_stands_from_when_it_is_put_until_it_is_taken_away(mark: QueryFil
     mark.clear_stop()
     mark.clear_stop()
     assert not other.stop_requested()
+
+
+# Where nothing can be locked.
+
+
+def test_the_driver_that_was_started_last_runs_the_query_and_the_other_one_stops(
+    tmp_path: Path, input_file: Path
+) -> None:
+    spark, first, second = MicroSpark(), DriverMark.of_this_process(), DriverMark.of_this_process()
+    stored = QueryFiles(str(tmp_path / "state" / "p" / "_spark"))
+    stored.take_over(first)
+    older = spark.start(pipeline(tmp_path).plan(), state=tmp_path / "state", driver=first)
+    assert older.step()
+    with input_file.open("a") as file:
+        file.write(json.dumps({"k": "a", "ts": "2026-01-01T00:01:00Z", "n": 1}) + "\n")
+    stored.take_over(second)
+    with pytest.raises(StoreLockedError, match=rf"taken over by another driver \(process {os.getpid()} on .*\)"):
+        older.step()
+    assert stored.newest_record() == 1, "it has sealed nothing"
+    assert spark.start(pipeline(tmp_path).plan(), state=tmp_path / "state", driver=second).run() == 1
+    assert rows(tmp_path / "out").height == 1
+
+
+def test_a_driver_marks_a_location_that_it_cannot_lock() -> None:
+    location = f"memory://{uuid4()}/p/_spark"
+    with _locked(location) as first:
+        assert first is not None
+        QueryFiles(location).check_driver(first)
+        with _locked(location) as second:
+            assert second is not None
+            QueryFiles(location).check_driver(second)
+            with pytest.raises(StoreLockedError):
+                QueryFiles(location).check_driver(first)
+
+
+def test_a_location_on_this_machine_is_locked_however_it_is_written(tmp_path: Path) -> None:
+    for state in (str(tmp_path), f"file://{tmp_path}"):
+        location = SparkConfig(state=state).checkpoint_of("p")
+        assert location == f"{tmp_path}/p/_spark"
+        with _locked(location) as mark, pytest.raises(StoreLockedError), _locked(location):
+            pass
+        assert mark is None
+
+
+def test_dead_letters_are_where_the_checkpoint_is() -> None:
+    state = f"memory://{uuid4()}/state/"
+    place = dead_letters_of(SparkConfig(state=state), "p")
+    assert place == f"{state}p/_spark/fordstone/dead-letters"
+    letter = pl.DataFrame([("a.jsonl", 7, "s", "no JSON", "{")], schema=LETTER_SCHEMA.polars, orient="row")
+    for _ in range(2):
+        open_sink(dead_letter_files(f"{place}/s"), SinkStream(step="s", schema=LETTER_SCHEMA)).release(1, letter)
+    assert rows(f"{place}/s").equals(letter)

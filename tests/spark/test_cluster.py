@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.java_options import OPTIONS
-from tests.spark.cluster import connect_server, standalone
+from tests.spark.cluster import can_hide, connect_server, standalone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -164,6 +164,35 @@ def test_a_cluster_ends_with_the_test_that_failed_in_it(tmp_path):
         failing_test()
     assert len(pids) == 1
     assert not Path(f"/proc/{pids[0]}").exists()
+
+
+APART = """
+from fordstone import Pipeline
+from fordstone.connectors import generator, files
+from fordstone.errors import ConfigError
+import fordstone.spark
+
+spark = session(master=sys.argv[1], cores=2, memory="512m", config={
+    "spark.driver.memory": "512m", "spark.driver.extraJavaOptions": OPTIONS, "spark.executor.extraJavaOptions": OPTIONS})
+p = Pipeline("apart")
+rows = p.source("rows", generator(rows=10), schema={"n": "bigint"})
+rows.group_by("n").agg(c="count(*)").sink("out", files(sys.argv[2] + "/out", format="jsonl"))
+try:
+    fordstone.spark.run(p, spark=spark, state=sys.argv[2] + "/state", available_now=True)
+except ConfigError as error:
+    tell(str(error).replace("\\n", " "))
+"""
+
+
+@pytest.mark.skipif(not can_hide(), reason="only root may give a process directories of its own")
+def test_executors_that_do_not_see_the_checkpoint_location_are_noticed_before_anything_is_read(tmp_path: Path):
+    state = tmp_path / "state"
+    state.mkdir()
+    with standalone(tmp_path, apart=state) as cluster, driver(tmp_path, APART, cluster.master) as child:
+        said = child.heard()
+        assert f"do not see {state}/" in said
+        assert "fordstone/query.json, which the driver has written" in said
+        assert "Give --state a directory that all machines mount" in said
 
 
 THROUGH_CONNECT = """

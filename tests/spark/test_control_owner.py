@@ -16,6 +16,7 @@ from fordstone.connectors.base import ConnectorSpec, SinkDelayedError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.planner.check import stream_types
+from fordstone.protocol.claim import SinkWriter
 from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
 from fordstone.spark.hosted.commit import sink_specs
 
@@ -47,7 +48,7 @@ def test_sinks_receive_the_owner():
     pipeline = Pipeline("p")
     pipeline.source("s", memory([]), schema={"k": "string"}).sink("out", memory(MemorySink()))
     plan = pipeline.plan()
-    assert sink_specs(plan, stream_types(plan), owner="me")["out"].stream.owner == "me"
+    assert sink_specs(plan, stream_types(plan), writer=SinkWriter(holder="me"))["out"].stream.owner == "me"
 
 
 def center(root: Path, address: HubAddress) -> Pipeline:

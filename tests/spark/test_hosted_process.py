@@ -38,17 +38,23 @@ def visits(path: str, function: type[Visits] = Visits) -> tuple[Pipeline, Memory
     return pipeline, out, late
 
 
-def test_timers_by_the_clock_ring_in_batches_that_are_due_although_there_is_nothing_to_read(tmp_path, monkeypatch):
-    out = MemorySink()
+@pytest.mark.parametrize("set_us", [0, -864_000_000_000])
+def test_timers_by_the_clock_ring_in_batches_that_are_due_although_there_is_nothing_to_read(
+    tmp_path, monkeypatch, set_us
+):
+    """Also if the machine's clock is set back by ten days."""
+    out, shift_us = MemorySink(), 864_000_000_000
     pipeline = Pipeline("reminders")
     rows = pipeline.source("rows", files(write(tmp_path / "in", [[("a", 1, 1), ("b", 1, 2)]])), schema=SCHEMA)
     visited = rows.group_by("k").process(Reminders, schema={"k": "string", "n": "bigint", "clock": "timestamp"})
     visited.sink("out", memory(out))
     spark = MicroSpark(3)
-    monkeypatch.setattr(source_module, "SystemClock", lambda: SimpleNamespace(wall_us=lambda: spark.now_us))
+    clock = SimpleNamespace(wall_us=lambda: spark.now_us + shift_us)
+    monkeypatch.setattr(source_module, "SystemClock", lambda: clock)
     query = spark.start(pipeline.plan(), pipeline.functions, state=tmp_path / "state", shards=2)
     query.run()
     assert out.rows().height == 0
+    shift_us += set_us
     reported_in = []
     for _ in range(4):
         spark.now_us += 5_000_000

@@ -32,9 +32,10 @@ from fordstone.lang.schema import Schema
 from fordstone.plan.plan import ConnectorSpec, Plan
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted import commit
-from fordstone.spark.hosted.checkpoint import QueryFiles
+from fordstone.spark.hosted.checkpoint import EpochRecord, QueryFiles
 from fordstone.spark.hosted.commit import Committer, PartTask, SinkSpec
 from fordstone.spark.hosted.packing import PACK_BYTES, Packed, Packer, What, batches, encode
+from fordstone.spark.hosted.plan_batches import Work
 from fordstone.spark.hosted.state_transfer import import_spark
 from fordstone.spark.run import run_plan
 from fordstone.storage.disk import OsDisk
@@ -132,7 +133,9 @@ def test_a_second_copy_of_a_task_cannot_change_what_the_first_wrote(
     won = list(task([1, 2]))
     next(task([2, 1]))
     assert [row["what"] for row in won] == [What.PART, What.PART]
-    committer.finish(committer.seal(1, "attempt", won, Cut(epoch=1, sources={})))
+    sealed = committer.seal(1, "attempt", won, EpochRecord(work=Work(epoch=1), cut=Cut(epoch=1, sources={})))
+    assert sealed is not None
+    committer.finish(sealed)
     assert out(tmp_path) == [1, 2]
 
 

@@ -26,7 +26,9 @@ from fordstone.edge.config import RunConfig
 from fordstone.edge.run import run
 from fordstone.epochs.manifest import Cut
 from fordstone.errors import SourceError
+from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
+from fordstone.hub.messages import ConsumerPosition
 from fordstone.plan import plan as p
 from fordstone.planner.split import placed, split
 from fordstone.spark.config import SparkConfig
@@ -54,8 +56,13 @@ def heard(query: MicroQuery, hub: FakeHub) -> None:
     source = source_of(query)
     source.partitions()
     for entry in hub.entries:
-        assert source._own is not None
-        wait_until_listed(source._own, entry.node, entry.epoch)
+        assert source._facts is not None
+        wait_until_listed(source._facts, entry.node, entry.epoch)
+
+
+def keep_all(address: HubAddress) -> None:
+    """Let the hub remove nothing, although what is read first acknowledges it."""
+    HubClient(address).consumer("p", "keeper", ConsumerPosition(streams={}))
 
 
 def watermark_s(query: MicroQuery) -> float:
@@ -277,6 +284,7 @@ def test_what_nodes_sent_gives_the_same_on_the_edge_as_a_stream_and_as_a_batch_j
                 state=tmp_path / "edge", node=f"n{number}", bounded=True, interval="5ms", batch_rows=4, hub=address
             )
             run(placed(half, address), {}, config)
+        keep_all(address)
         found = {}
         for way in ("edge", "stream", "job"):
             sink = MemorySink()
@@ -337,6 +345,7 @@ def test_spark_over_a_real_hub_gives_what_the_edge_gives_as_a_stream_and_as_a_ba
             for one in epochs[4:]:
                 node.commit(one)
             node.commit(Epoch(watermark_us=FAR_US))
+        keep_all(address)
         found = {}
         for way in ("stream", "job"):
             plan = _to_files(center_plan(Outputs(), place=address.at()), tmp_path / way)
@@ -377,7 +386,6 @@ def _on_the_edge(fake: FakeHub, nodes: dict[str, Any]) -> Found:
         from fordstone.connectors import hub as hub_connector
 
         patch.setattr(hub_connector, "client_of", lambda _: fake)
-        hub_connector._planned_index.cache_clear()
         return run_history(fake, nodes, Random(0), wild=False)
 
 

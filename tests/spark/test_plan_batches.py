@@ -474,26 +474,29 @@ def test_a_seed_is_work_although_there_is_nothing_to_read() -> None:
 
 @pytest.mark.parametrize("bounded", [False, True])
 def test_each_batch_believes_what_its_own_clock_says_and_bounded_ones_all(bounded):
+    """A jump forward and back leaves the limit as it was; operators have a clock that goes on."""
     plans = Plans({"a": 5}, bounded=bounded, rows_max=2)
     step = p.Source(
         name="s", connector=ConnectorSpec(kind="fake"), schema={"ts": "timestamp"}, time="ts", max_ahead_us=60
     )
-    wall_us = iter((1_000, 2_000, 500))
+    wall_us, monotonic_us = iter((1_000, 9_000, 1_020)), iter((0, *range(7, 100)))
     plans.planner = Planner(
         (step,),
         {"s": plans.source},
         rows_max=2,
         bounded=bounded,
-        clock_us=lambda: 0,
+        clock_us=lambda: next(monotonic_us),
         wall_us=lambda: next(wall_us),
     )
-    found = []
+    found, clock_us = [], []
     for _ in range(3):
         work = plans.step()
         assert work is not None
         found += [read.limit_us for read in work.reads]
-    # The clock never goes back.
-    assert found == ([TIME_MAX_US] * 3 if bounded else [1_060, 2_060, 2_060])
+        clock_us.append(work.now_us)
+    assert found == ([TIME_MAX_US] * 3 if bounded else [1_060, 9_060, 1_080])
+    assert clock_us[:2] == [1_000, 9_000]
+    assert 9_000 < clock_us[2] < 9_010
 
 
 LATENESS = {"s": 10, "t": 0}

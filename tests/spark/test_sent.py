@@ -71,7 +71,7 @@ def test_where_spark_plans_little_is_imported_and_no_function_of_the_user(tmp_pa
 
     pipeline, _, _ = visits(write(tmp_path / "in", [[("a", 1, 1)]]), Local)
     query = MicroSpark(1).query(pipeline.plan(), pipeline.functions, state=tmp_path / "state")
-    source = source_class(PipelineReader(query.setting, query.files, None, rows_max=10, tasks=2))
+    source = source_class(PipelineReader(query.setting, query.files, None, first_epoch=1, rows_max=10, tasks=2))
     processor = HostProcessor(query.setting, 1, state_names(query.setting, 1))
     done = subprocess.run(
         [sys.executable, "-c", PLANS], input=WIRE.dumps((source, processor)), capture_output=True, check=False

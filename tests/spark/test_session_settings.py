@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fordstone.errors import ConfigError
-from fordstone.spark.session.settings import MEANING, Surroundings, Wish, local_cores, settings, too_old
+from fordstone.spark.session.settings import MEANING, Surroundings, Wish, local_cores, settings, tasks_max, too_old
 
 HERE = Surroundings(machine_cores=6, configured=False, log_file=Path("/a place/log4j2.properties"))
 SUBMITTED = Surroundings(machine_cores=6, configured=True, log_file=None)
@@ -116,3 +116,29 @@ def test_a_local_master_says_how_many_tasks_it_runs_at_once(master, cores):
 )
 def test_spark_before_4_3_is_too_old(version, old):
     assert too_old(version) is old
+
+
+@pytest.mark.parametrize(
+    ("conf", "tasks"),
+    [
+        ({}, 0),
+        ({"spark.cores.max": "12"}, 12),
+        ({"spark.executor.instances": "4", "spark.executor.cores": "8"}, 32),
+        ({"spark.executor.instances": "4", "spark.executor.cores": "8", "spark.task.cpus": "4"}, 8),
+        ({"spark.executor.instances": "2"}, 2),
+        (
+            {
+                "spark.dynamicAllocation.enabled": "true",
+                "spark.dynamicAllocation.maxExecutors": "10",
+                "spark.executor.cores": "2",
+            },
+            20,
+        ),
+        ({"spark.dynamicAllocation.enabled": "true", "spark.executor.cores": "2"}, 64),
+        ({"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.maxExecutors": "2147483647"}, 32),
+        ({"spark.dynamicAllocation.enabled": "false", "spark.dynamicAllocation.maxExecutors": "10"}, 0),
+        ({"spark.cores.max": "6", "spark.executor.instances": "2", "spark.executor.cores": "1"}, 6),
+    ],
+)
+def test_shards_are_as_many_as_the_tasks_that_the_application_may_grow_to(conf: dict[str, str], tasks: int):
+    assert tasks_max(conf) == tasks

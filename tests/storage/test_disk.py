@@ -6,7 +6,8 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,17 @@ def test_renaming_replaces(any_disk: Any) -> None:
     assert not any_disk.exists("a/b/new")
 
 
+def test_renaming_to_a_name_that_must_be_free_never_replaces(any_disk: Any) -> None:
+    any_disk.create("a/new", b"new")
+    any_disk.rename("a/new", "a/free", replace=False)
+    assert (list(any_disk.list("a")), any_disk.read("a/free")) == (["b", "free"], b"new")
+    any_disk.create("a/newer", b"newer")
+    with pytest.raises(FileExistsError):
+        any_disk.rename("a/newer", "a/free", replace=False)
+    assert any_disk.read("a/free") == b"new"
+    assert any_disk.read("a/newer") == b"newer"
+
+
 def test_what_is_missing_is_reported_as_missing(any_disk: Any) -> None:
     calls: tuple[Callable[[], object], ...] = (
         lambda: any_disk.read("a/none"),
@@ -64,6 +76,7 @@ def test_what_is_missing_is_reported_as_missing(any_disk: Any) -> None:
         lambda: any_disk.size("a/none"),
         lambda: any_disk.size("a/b"),
         lambda: any_disk.rename("a/none", "a/x"),
+        lambda: any_disk.rename("a/none", "a/x", replace=False),
         lambda: any_disk.fsync("a/none"),
         lambda: any_disk.fsync_dir("none"),
     )
@@ -275,7 +288,143 @@ def test_a_lock_keeps_off_the_same_process_too(tmp_path: Path) -> None:
     second.close()
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP])
+def test_a_file_system_without_links_still_never_replaces(
+    real: Any, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(os, "link", failing(number))
+    test_renaming_to_a_name_that_must_be_free_never_replaces(Within(real, "d"))
+
+
+class Within:
+    """The same disk, with a directory `a/b` in one of its directories."""
+
+    def __init__(self, disk: OsDisk, directory: str) -> None:
+        self._disk, self._directory = disk, directory
+        disk.make_dirs(f"{directory}/a/b")
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*paths: Any, **options: Any) -> Any:
+            placed = [f"{self._directory}/{path}" if isinstance(path, str) else path for path in paths]
+            return getattr(self._disk, name)(*placed, **options)
+
+        return call
+
+
+def test_a_link_whose_answer_was_lost_counts_as_made(real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network file system sends the request again, and the answer is that the name is there: from the first request."""
+    link = os.link
+
+    def twice(old: Any, new: Any) -> None:
+        link(old, new)
+        link(old, new)
+
+    monkeypatch.setattr(os, "link", twice)
+    real.create("d/new", b"new")
+    real.rename("d/new", "d/free", replace=False)
+    assert list(real.list("d")) == ["free"]
+
+
+class Synced:
+    """Which directories were synced, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.paths: list[Path] = []
+        fsync = os.fsync
+
+        def note(fd: int) -> None:
+            path = Path(f"/proc/self/fd/{fd}").readlink()
+            if path.is_dir():
+                self.paths.append(path)
+            fsync(fd)
+
+        monkeypatch.setattr(os, "fsync", note)
+
+
+def test_a_new_root_is_durable_with_all_that_was_made_above_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = Synced(monkeypatch)
+    OsDisk(tmp_path / "var" / "lib" / "state")
+    assert synced.paths == [tmp_path, tmp_path / "var", tmp_path / "var" / "lib"]
+
+
+def test_a_relative_root_is_durable_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    synced = Synced(monkeypatch)
+    OsDisk("var/state")
+    assert synced.paths == [tmp_path, tmp_path / "var"]
+
+
+def test_directories_of_a_process_that_was_killed_before_the_sync_are_made_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state" / "p" / "node").mkdir(parents=True)
+    synced = Synced(monkeypatch)
+    disk = OsDisk(tmp_path / "state")
+    disk.lock()
+    assert synced.paths == [tmp_path]
+    disk.make_dirs("p/node")
+    disk.make_dirs("p/node")
+    assert synced.paths == [tmp_path, tmp_path / "state", tmp_path / "state" / "p"], "each of them once"
+    disk.close()
+
+
+def test_a_directory_above_that_may_not_be_opened_is_no_fault(real: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fordstone.storage.disk.sync_dir", failing(errno.EACCES))
+    real.lock()
+    real.close()
+
+
+def test_a_disk_that_was_abandoned_takes_no_change_and_stays_locked(tmp_path: Path) -> None:
+    disk = OsDisk(tmp_path)
+    disk.lock()
+    disk.create("x", b"1")
+    disk.abandon("a thread hangs")
+    for change in (lambda: disk.create("y", b""), lambda: disk.rename("x", "y"), lambda: disk.append("x", b"2")):
+        with pytest.raises(FatalStorageError, match="a thread hangs"):
+            change()
+    disk.close()
+    with pytest.raises(StoreLockedError):
+        OsDisk(tmp_path).lock()
+
+
 def test_a_root_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="could not create the directory"):
         OsDisk(tmp_path / "file" / "below")
+
+
+@pytest.fixture
+def wide_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("wide_umask")
+@pytest.mark.parametrize("there", [False, True])
+def test_a_private_disk_is_for_its_user_only(tmp_path: Path, there: bool) -> None:
+    root = tmp_path / "above" / "root"
+    if there:
+        root.mkdir(parents=True, mode=0o755)
+    with closing(OsDisk(root, private=True)) as disk:
+        disk.lock()
+        disk.make_dirs("a/b")
+        disk.create("a/b/c", b"rows")
+        disk.append("d", b"rows")
+    modes = {("directory" if path.is_dir() else "file", oct(path.stat().st_mode & 0o777)) for path in root.rglob("*")}
+    assert modes == {("directory", "0o700"), ("file", "0o600")}
+    assert oct(root.stat().st_mode & 0o777) == "0o700"
+    assert oct(root.parent.stat().st_mode & 0o777) == "0o755"
+
+
+def test_a_directory_whose_mode_may_not_be_changed_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "not the owner")
+
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with closing(OsDisk(tmp_path, private=True)):
+        pass
+    assert "others can read it" in caplog.text

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from fordstone.errors import ConfigError, StorageError
 from fordstone.storage.remote import DiskRemote, FsspecRemote, open_remote, read_url
@@ -26,8 +27,6 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         case "fsspec-memory":
             return open_remote(f"memory://{tmp_path.name}/far")
         case _:
-            from fsspec.implementations.local import LocalFileSystem
-
             return FsspecRemote(LocalFileSystem(), str(tmp_path / "far"))
 
 
@@ -110,6 +109,53 @@ def test_an_fsspec_remote_stores_a_local_file_and_reads_it_in_parts(tmp_path: Pa
     ):
         with pytest.raises(FileNotFoundError):
             call()
+
+
+class PieceByPiece(LocalFileSystem):  # type: ignore[misc]  # it ships no types
+    """A store in which a file grows under its name, such as HDFS or SFTP; renaming does not replace a file there."""
+
+    def __init__(self, *, stops: bool = False, ignores: bool = False) -> None:
+        """`stops`: the connection breaks in the middle of a file. `ignores`: a rename that is refused is not reported."""
+        super().__init__(skip_instance_cache=True)
+        self._stops = stops
+        self._ignores = ignores
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        Path(path).write_bytes(value[: len(value) // 2] if self._stops else value)
+        if self._stops:
+            raise ConnectionError("the line is dead")
+
+    def mv(self, path1: str, path2: str, **_: Any) -> None:
+        if Path(path2).exists() or self._ignores:
+            if not self._ignores:
+                raise FileExistsError(path2)
+            return
+        Path(path1).rename(path2)
+
+
+def test_a_file_appears_whole_where_files_grow_under_their_names(tmp_path: Path) -> None:
+    remote = FsspecRemote(PieceByPiece(), str(tmp_path))
+    remote.put("p/a", b"one")
+    remote.put("p/a", b"another")
+    (tmp_path / "local").write_bytes(b"12345")
+    remote.put_file(tmp_path / "local", "p/b")
+    assert (remote.get("p/a"), remote.get("p/b")) == (b"another", b"12345")
+    with pytest.raises(StorageError, match="the line is dead"):
+        FsspecRemote(PieceByPiece(stops=True), str(tmp_path)).put("p/a", b"a third one")
+    assert remote.get("p/a") == b"another"
+    with pytest.raises(StorageError, match=r"could not write .*p/c"):
+        FsspecRemote(PieceByPiece(ignores=True), str(tmp_path)).put("p/c", b"1")
+    assert sorted(file.name for file in (tmp_path / "p").iterdir()) == ["a", "b"]
+
+
+def test_leftovers_at_a_url_are_hidden_and_removed(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / ".tmp-0-a").write_bytes(b"ha")
+    remote = FsspecRemote(PieceByPiece(), str(tmp_path))
+    assert remote.sizes("p") == {}
+    remote.remove_leftovers("p")
+    remote.remove_leftovers("none")
+    assert list((tmp_path / "p").iterdir()) == []
 
 
 @pytest.mark.parametrize("url", ["nonsense://x", "s3://bucket/x"])

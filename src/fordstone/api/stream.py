@@ -608,11 +608,21 @@ class Grouped:
             )
         return Grouped(self._stream, self._keys, window, early, allowed_lateness)
 
-    def agg(self, *unnamed: Aggregated, name: str | None = None, **aggregates: Aggregated) -> Stream:
+    def agg(
+        self,
+        *unnamed: Aggregated,
+        name: str | None = None,
+        ttl: str | timedelta | None = None,
+        **aggregates: Aggregated,
+    ) -> Stream:
         """Aggregate to one row per key (and window): `agg(n="count(*)", mean="avg(temp)")`.
 
         With a window, a row is emitted once, when the window closes, with columns `window_start` and `window_end`. Without,
         a key's row is emitted at the end of each epoch in which it changed, and replaces the previous one.
+
+        With `ttl="7d"`, and without a window, a key that has had no row for that long, in event time, is forgotten, so that state
+        does not grow with every key that was ever seen. If the key comes back, its aggregates begin anew. Rows then count when the
+        watermark has passed them.
         """
         if unnamed:
             raise PipelineError(f"agg({unnamed[0]!r}): give each aggregate a name, as in agg(n='count(*)').")
@@ -638,6 +648,7 @@ class Grouped:
                 aggregates=given,
                 early_us=early_us,
                 allowed_lateness_us=allowed_us,
+                ttl_us=None if ttl is None else positive_us(ttl, what=f"step {named}: ttl"),
             )
         )
 

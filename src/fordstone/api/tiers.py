@@ -252,11 +252,11 @@ class _NodeOpener(ConnectorOpener):
             return source
         return PartOfSource(source, self._distributions[step.name], self._number)
 
-    def sink(self, step: p.Sink) -> Sink:
+    def sink(self, step: p.Sink, *, resumes_after: int | None = None) -> Sink:
         live = live_of(step.connector)
         if isinstance(live, MemorySink):
             step = msgspec.structs.replace(step, connector=memory(live.of_node(self._node)))
-        return super().sink(step)
+        return super().sink(step, resumes_after=resumes_after)
 
 
 def _with_own_paths(plan: p.Plan, node: str) -> p.Plan:

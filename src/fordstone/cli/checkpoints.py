@@ -178,7 +178,7 @@ def _merge(plan: Plan, state: str, node: str, *, keep: int) -> Merged | None:
     from fordstone.storage.disk import OsDisk
 
     types = stream_types(plan)
-    with closing(OsDisk(state)) as disk:
+    with closing(OsDisk(state, private=True)) as disk:
         disk.lock()
         store = CheckpointStore(disk, pipeline=plan.pipeline, node=node, keep=keep)
         epochs = store.epochs()

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
+import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from fordstone.cli import format as fmt
+from fordstone.cli.ask import show
 from fordstone.cli.errors import UsageError, UserError, wrong_usage
 from fordstone.cli.format import Table, safe
 from fordstone.cli.logs import configure_logging
-from fordstone.cli.options import HelpCommand, HelpGroup, address_of, json_option, options_of, reader_options
+from fordstone.cli.options import HelpCommand, HelpGroup, json_option, options_of, reader_options
+from fordstone.cli.quarantine import describe_standing, quarantine, release, skip
+from fordstone.cli.scrub import scrub
 from fordstone.cli.view.view import TIME_END_US, outbox_text
 
 if TYPE_CHECKING:
-    from fordstone.hub.client.client import HubClient
-    from fordstone.hub.messages import EpochInfo, Health, NodeInfo, StreamInfo
+    from fordstone.hub.messages import EpochInfo, NodeInfo, StreamInfo
 
 DATA: Final = "hub"
 _VERBOSITY: Final = {"warning": 0, "info": 1, "debug": 2}
 _FILE = click.Path(path_type=Path)
-ASK_TIMEOUT_S: Final = 10.0
 SILENT_US: Final = 30_000_000
 """A node is shown as silent after this time, in which it should have reported three times."""
-WATCH_EVERY_S: Final = 2.0
 TIME_BEGIN_US: Final = -(2**62)
 
 
@@ -68,7 +68,7 @@ TIME_BEGIN_US: Final = -(2**62)
     "--keep-unread",
     metavar="SPAN",
     default=None,
-    help="Delete epochs after this time even if no consumer has read them.  [default: never]",
+    help="Delete epochs after this time even if no consumer has read them; only time in which the hub runs counts.  [default: never]",
 )
 @click.option(
     "--rate",
@@ -90,6 +90,43 @@ TIME_BEGIN_US: Final = -(2**62)
     type=int,
     default=16 << 20,
     help="Maximum size of any other request body.",
+)
+@click.option(
+    "--bytes-per-hour",
+    metavar="BYTES",
+    type=int,
+    default=32 << 30,
+    help="Maximum bytes per hour with one node's token, sent and received; for the center twenty times as many.",
+)
+@click.option(
+    "--scrub-rate",
+    "scrub_bytes_per_s",
+    metavar="BYTES",
+    type=click.IntRange(min=0, max=1 << 40),
+    default=None,
+    help="Bytes of stored blobs per second that the hub reads in the background, to find damaged ones; 0 turns it off.  "
+    "[default: 4194304; blobs at --blobs URL are left out unless it is given]",
+)
+@click.option(
+    "--nodes-max",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=10_000,
+    help="Maximum number of nodes of one pipeline.",
+)
+@click.option(
+    "--streams-max",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1_000,
+    help="Maximum number of streams of one pipeline; one node may write to a fifth of them.",
+)
+@click.option(
+    "--pipelines-max",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=100,
+    help="Maximum number of pipelines of one node.",
 )
 @click.option(
     "--ready-file",
@@ -146,7 +183,7 @@ _data_option = click.option("--data", metavar="DIR", default=None, help=f"The hu
     examples=[
         "fordstone hub token add truck-7 --node truck-7",
         "fordstone hub token add truck-7 --node truck-7 --pipeline cold-chain --pipeline doors",
-        "fordstone hub token add center --center > center.token",
+        "fordstone hub token add center --center --out center.token",
         "fordstone hub token add ops --admin",
     ],
 )
@@ -159,6 +196,13 @@ _data_option = click.option("--data", metavar="DIR", default=None, help=f"The hu
 @click.option(
     "--pipeline", "pipelines", metavar="P", multiple=True, help="Only for this pipeline; may be given several times."
 )
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=_FILE,
+    default=None,
+    help="Write the token to this new file, which only you can read, instead of printing it.",
+)
 @_data_option
 @click.pass_obj
 def add_token(
@@ -170,9 +214,10 @@ def add_token(
     center: bool,
     admin: bool,
     pipelines: tuple[str, ...],
+    out: Path | None,
     data: str | None,
 ) -> None:
-    """Make a token and print it.
+    """Make a token and print it, or write it to a file.
 
     It is shown only once: the hub stores its hash. Give it to the node in a file (--token-file) that only the node's user can read, or
     as FORDSTONE_HUB_TOKEN.
@@ -184,7 +229,7 @@ def add_token(
     from fordstone.hub.server.auth import TokenFile
 
     file = TokenFile(data or parent)
-    with wrong_usage():
+    with wrong_usage(), _new_file(out) as write:
         text = file.add(
             name,
             role="node" if node is not None else "center" if center else "admin",
@@ -192,8 +237,44 @@ def add_token(
             pipelines=pipelines,
             now_us=_now_us(),
         )
-    click.echo(text)
-    click.echo(f"Store it now: {file.path} has only its hash.", err=True)
+        write(text)
+    if out is None:
+        click.echo(f"Store it now: {file.path} has only its hash.", err=True)
+    else:
+        click.echo(f"wrote the token to {out}; {file.path} has only its hash.")
+
+
+@contextmanager
+def _new_file(path: Path | None) -> Iterator[Callable[[str], None]]:
+    """Give a function that writes a secret to a new file of its owner; None: to stdout. The file is gone if anything fails."""
+    if path is None:
+        yield click.echo
+        return
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageError(
+            f"--out {path}: the file exists, and is not overwritten. Remove it, or choose another."
+        ) from None
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror}.") from error
+    try:
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+
+            def write(text: str) -> None:
+                try:
+                    file.write(f"{text}\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                except OSError as error:
+                    raise UserError(
+                        f"--out {path}: {error.strerror}. The token is lost: revoke it, and make it again."
+                    ) from error
+
+            yield write
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @token.command("revoke", examples=["fordstone hub token revoke truck-7 --data /var/lib/hub"])
@@ -250,6 +331,7 @@ def _serve(data: str, *, as_json: bool, keep_unread: str | None, **options: Any)
     try:
         from fordstone.hub.server.limits import Limits
         from fordstone.hub.server.serve import HubOptions, serve
+        from fordstone.hub.store.log import LogLimits
     except ModuleNotFoundError as error:
         raise UserError(
             f"the hub needs {error.name}, which is not installed here. Install it with: pip install 'fordstone[hub]'"
@@ -258,11 +340,19 @@ def _serve(data: str, *, as_json: bool, keep_unread: str | None, **options: Any)
     def ready(url: str) -> None:
         click.echo(json.dumps({"url": url, "data": data}) if as_json else f"hub listens at {url}, data in {data}")
 
-    rate, blob_max, body_max = (options.pop(name) for name in ("rate", "blob_max", "body_max"))
+    names = {"rate": "rate_per_s", "blob_max": "blob_bytes_max", "body_max": "body_bytes_max"}
+    chosen = {field: options.pop(name) for name, field in (names | {"bytes_per_hour": "bytes_per_hour"}).items()}
+    log_names = {
+        "nodes_max": "nodes_per_pipeline", "streams_max": "streams_per_pipeline", "pipelines_max": "pipelines_per_node",
+    }  # fmt: skip
+    log_limits = LogLimits(**{field: options.pop(name) for name, field in log_names.items()})
     try:
-        limits = Limits(rate_per_s=rate, blob_bytes_max=blob_max, body_bytes_max=body_max)
+        limits = Limits(**chosen)
         keep_unread_us = None if keep_unread is None else positive_us(keep_unread, what="--keep-unread")
-        serve(HubOptions(data=Path(data), keep_unread_us=keep_unread_us, limits=limits, **options), on_ready=ready)
+        kept = HubOptions(
+            data=Path(data), keep_unread_us=keep_unread_us, limits=limits, log_limits=log_limits, **options
+        )
+        serve(kept, on_ready=ready)
     except ConfigError as error:
         raise UsageError(str(error)) from error
 
@@ -299,7 +389,7 @@ def nodes(**how: Any) -> None:
     Lag is the time since the hub received the newest epoch of the node. The outbox is what waits on the node for the hub, as the node
     reports it.
     """
-    _show(lambda hub: hub.nodes(), lambda found: nodes_table(found.nodes, _now_us()), **how)
+    show(lambda hub: hub.nodes(), lambda found: nodes_table(found.nodes, _now_us()), **how)
 
 
 @click.command(
@@ -309,7 +399,7 @@ def nodes(**how: Any) -> None:
 @_reading
 def streams(**how: Any) -> None:
     """List streams: nodes, size, and unread epochs."""
-    _show(lambda hub: hub.streams(), lambda found: streams_table(found.streams, _now_us()), **how)
+    show(lambda hub: hub.streams(), lambda found: streams_table(found.streams, _now_us()), **how)
 
 
 @click.command(
@@ -321,7 +411,7 @@ def streams(**how: Any) -> None:
 @click.option(
     "--limit",
     metavar="N",
-    type=click.IntRange(1, 10_000),
+    type=click.IntRange(1, 1_000_000),
     default=20,
     help="Maximum number of epochs.",
 )
@@ -331,11 +421,17 @@ def epochs(*, pipeline: str | None, node: str | None, limit: int, **how: Any) ->
 
     Delay is the time from sealing an epoch to receiving it, which grows while a node is offline.
     """
-    _show(
+    show(
         lambda hub: hub.epochs(pipeline=pipeline, node=node, limit=limit),
         lambda found: epochs_table(found.epochs, _now_us()),
         **how,
     )
+
+
+hub.add_command(scrub)
+hub.add_command(quarantine)
+hub.add_command(release)
+hub.add_command(skip)
 
 
 def nodes_table(found: Sequence[NodeInfo], now_us: int) -> Table:
@@ -348,16 +444,21 @@ def nodes_table(found: Sequence[NodeInfo], now_us: int) -> Table:
             (
                 one.node,
                 one.pipeline,
-                "silent" if silent else "" if health is None else health.state,
+                "quarantine"
+                if one.quarantine is not None
+                else "silent"
+                if silent
+                else ""
+                if health is None
+                else health.state,
                 fmt.count(one.head),
                 _age(one.seen_us, now_us),
                 "" if one.committed_us is None else fmt.span(max(0, now_us - one.committed_us)),
-                *_reported(health),
+                *_reported(one),
             )
         )
-        styles.append(
-            "red" if health is not None and health.state == "failed" else "yellow" if silent or rows[-1][-1] else ""
-        )
+        failed = one.quarantine is not None or (health is not None and health.state == "failed")
+        styles.append("red" if failed else "yellow" if silent or rows[-1][-1] else "")
     return Table(
         head=("node", "pipeline", "state", "epoch", "seen", "lag", "rows in", "outbox", "problem"),
         rows=rows,
@@ -418,65 +519,12 @@ def epochs_table(found: Sequence[EpochInfo], now_us: int) -> Table:
     )
 
 
-def _show(
-    ask: Callable[[HubClient], Any], table: Callable[[Any], Table], *, as_json: bool, watch: bool, **hub: Any
-) -> None:
-    configure_logging(0)
-    address = address_of(**hub)
-    from fordstone.hub.client.client import HubClient
-
-    with closing(HubClient(address, timeout_s=ASK_TIMEOUT_S)) as client:
-        if watch and not as_json:
-            _watch(lambda: table(_request(client, ask, address.url)))
-            return
-        found = _request(client, ask, address.url)
-    if as_json:
-        fmt.print_json(found)
-    elif sys.stdout.isatty():
-        from rich.console import Console
-
-        Console(highlight=False).print(table(found).styled(), soft_wrap=True)
-    else:
-        click.echo(table(found).text())
-
-
-def _request(client: HubClient, ask: Callable[[HubClient], Any], url: str) -> Any:
-    """The hub's response; an error says what to do."""
-    from fordstone.errors import HubAwayError, HubRefusedError
-
-    try:
-        return ask(client)
-    except HubAwayError as error:
-        raise UserError(
-            f"{error}\nIs a hub running at {url}? `fordstone hub` starts one; --hub sets the address."
-        ) from error
-    except HubRefusedError as error:
-        hint = {
-            "unauthorised": "\nGive a valid token with --token-file. On the hub: fordstone hub token add NAME --admin.",
-            "forbidden": "\nThe token has another role. On the hub: fordstone hub token add NAME --admin.",
-        }.get(error.code, "")
-        raise UserError(f"{error}{hint}") from error
-
-
-def _watch(look: Callable[[], Table]) -> None:
-    """Refresh until Ctrl-C. If the hub goes away, the command ends with its error."""
-    from rich.console import Console
-
-    from fordstone.cli.view.live import Drawing
-
-    with Drawing(Console(file=sys.stdout, highlight=False), transient=False) as drawing:
-        try:
-            while True:
-                drawing.update(look().styled())
-                time.sleep(WATCH_EVERY_S)
-        except KeyboardInterrupt:
-            return
-
-
-def _reported(health: Health | None) -> tuple[str, str, str]:
+def _reported(one: NodeInfo) -> tuple[str, str, str]:
+    health, problems = one.health, describe_standing(one)
     if health is None:
-        return "", "", ""
-    return fmt.count(health.progress.rows_in), outbox_text(health.progress), safe(health.problem)
+        return "", "", problems
+    problems = "; ".join(filter(None, (problems, safe(health.problem))))
+    return fmt.count(health.progress.rows_in), outbox_text(health.progress), problems
 
 
 def _age(then_us: int, now_us: int) -> str:

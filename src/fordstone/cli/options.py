@@ -30,7 +30,7 @@ TOKEN_FILE_VARIABLE: Final = "FORDSTONE_HUB_TOKEN_FILE"  # noqa: S105 - likewise
 LOCAL_HUB: Final = "http://127.0.0.1:7411"
 """The default address of a hub."""
 TOKEN_BYTES_MAX: Final = 4096
-HUB: Final = frozenset({"hub_url", "token_file", "ca"})
+HUB: Final = frozenset({"hub_url", "token_file", "ca", "direct_blobs"})
 """The parameters of `hub_options`."""
 OUTBOX: Final = frozenset({"outbox_max", "outbox_full", "hub_state", "take_over"})
 """The parameters of `outbox_options`."""
@@ -161,6 +161,11 @@ _interval = click.option(
 _allow_new_state = click.option(
     "--allow-new-state", is_flag=True, help="Resume although stateful steps changed; the state of those is dropped."
 )
+_discard_later_output = click.option(
+    "--discard-later-output",
+    is_flag=True,
+    help="Set aside the epochs that sinks have beyond those of the state, as after the loss of a disk. Use it once.",
+)
 _batch_rows = click.option("--batch-rows", metavar="N", type=int, default=65_536, help="Rows read at a time.")
 
 state_option = click.option("--state", metavar="DIR", default="state", help="Directory for checkpoints.")
@@ -175,6 +180,7 @@ def node_option(more: str = "") -> _Decorator[Any]:
 shared_options = options_of(
     _interval,
     _allow_new_state,
+    _discard_later_output,
     _batch_rows,
     click.option(
         "--json",
@@ -238,6 +244,15 @@ edge_options = options_of(
         help="Compression of checkpoints.",
     ),
     _edge(
+        "--state-max",
+        "state_bytes_max",
+        metavar="SIZE",
+        default=None,
+        callback=lambda context, option, value: None if value is None else size_of(value, "--state-max"),  # noqa: ARG005 - click's
+        otherwise="On Spark, the memory of executors bounds the state: --memory.",
+        help="Maximum size of the state: beyond it, only input that holds time back is read.  [default: half of the memory]",
+    ),
+    _edge(
         "--remote",
         metavar="URL",
         default=None,
@@ -246,7 +261,7 @@ edge_options = options_of(
     ),
 )
 
-pipeline_options = options_of(_interval, _allow_new_state, _batch_rows, edge_options)
+pipeline_options = options_of(_interval, _allow_new_state, _discard_later_output, _batch_rows, edge_options)
 """The options of pipelines on the edge, for a command that starts others."""
 
 spark_options = options_of(
@@ -317,13 +332,24 @@ def _hub_options(*, default: str | None = None, kind: type[click.Option] = click
     )  # fmt: skip
 
 
-hub_options = _hub_options()
-"""`--hub`, `--token-file` and `--ca`; `address_of` makes an address of them."""
+def _direct_option(kind: type[click.Option] = click.Option) -> _Decorator[Any]:
+    return click.option(
+        "--direct-blobs/--no-direct-blobs", cls=kind, default=True,
+        help="Whether to read rows where the hub says that they are stored, if that can be reached from here.",
+    )  # fmt: skip
+
+
+hub_options = options_of(_hub_options(), _direct_option())
+"""`--hub`, `--token-file`, `--ca` and `--direct-blobs`; `address_of` makes an address of them."""
 reader_options = _hub_options(default=LOCAL_HUB)
 """For commands that only read from a hub: by default the one on this machine."""
-tier_hub_options = _hub_options(kind=TierOption)
+tier_hub_options = options_of(_hub_options(kind=TierOption), _direct_option(TierOption))
 """For commands that also run pipelines without a hub."""
 
+from_earliest_option = click.option(
+    "--from-earliest", cls=TierOption, is_flag=True,
+    help="Begin with the earliest epochs that the hub keeps, although it has removed older ones: for a center without state.",
+)  # fmt: skip
 outbox_options = options_of(
     click.option(
         "--outbox-max", cls=TierOption, metavar="SIZE", default="10GiB",
@@ -344,7 +370,14 @@ outbox_options = options_of(
 )  # fmt: skip
 
 
-def address_of(hub_url: str | None, token_file: str | None, ca: str | None, *, why: str = "this command") -> HubAddress:
+def address_of(
+    hub_url: str | None,
+    token_file: str | None,
+    ca: str | None,
+    *,
+    direct_blobs: bool | None = None,
+    why: str = "this command",
+) -> HubAddress:
     """The hub's address. `why`: what needs a hub, for the error."""
     if hub_url is None:
         raise UsageError(f"{why} needs a hub: give --hub URL, or set {HUB_VARIABLE}. `fordstone hub` runs one.")
@@ -353,7 +386,7 @@ def address_of(hub_url: str | None, token_file: str | None, ca: str | None, *, w
     if ca is not None and not Path(ca).is_file():
         raise UsageError(f"--ca {ca}: there is no such file.")
     with wrong_usage():
-        return HubAddress(url=hub_url, token=_token(token_file), ca=ca)
+        return HubAddress(url=hub_url, token=_token(token_file), ca=ca, direct=direct_blobs is not False)
 
 
 def _token(token_file: str | None) -> str | None:

@@ -31,6 +31,7 @@ from fordstone.cli.options import (
     engine_option,
     engine_options,
     fresh_options,
+    from_earliest_option,
     is_given,
     node_of,
     node_option,
@@ -100,6 +101,7 @@ _SPARK_LOG_LEVELS: Final = ("OFF", "WARN", "INFO")
     help="Run only this half, with the hub given by --hub.  [default: everything on this machine]",
 )
 @tier_hub_options
+@from_earliest_option
 @outbox_options
 @click.pass_context
 def run(context: click.Context, /, file: str, *, engine: str, part: Part | None, **options: Any) -> None:
@@ -155,6 +157,7 @@ def run(context: click.Context, /, file: str, *, engine: str, part: Part | None,
 @spark_options
 @edge_options
 @tier_hub_options
+@from_earliest_option
 @click.pass_context
 def center(context: click.Context, /, file: str, *, engine: str, **options: Any) -> None:
     """Run the center of a pipeline, until stopped.
@@ -193,7 +196,9 @@ def _check_part(context: click.Context, part: Part, engine: str) -> None:
     if part == "edge":
         reject_tier_options(context, HUB | OUTBOX | {"part"}, "with --part edge no center runs here.")
     else:
-        reject_tier_options(context, HUB | {"part"}, "this goes with --part edge; the center has no outbox.")
+        reject_tier_options(
+            context, HUB | {"part", "from_earliest"}, "this goes with --part edge; the center has no outbox."
+        )
 
 
 def _run(
@@ -207,8 +212,9 @@ def _run(
         options.pop(name, None)
     given = {name: options.pop(name, None) for name in HUB}
     hub = None if part is None else address_of(**given, why=f"the {part} part of a pipeline")
+    from_earliest = options.pop("from_earliest", False)
     if hub is not None and part is not None:
-        plan = half_of(plan, part, hub)
+        plan = half_of(plan, part, hub, from_earliest=from_earliest)
         if not is_given(context, "node"):
             options["node"] = node_of(None) if part == "edge" else CENTER_NODE
     outbox = outbox_of(options) if options.keys() >= OUTBOX else {}
@@ -220,7 +226,7 @@ def _run(
         _run_on_edge(plan, pipeline, config, yes=yes, **output)
 
 
-def half_of(plan: Plan, part: Part, hub: HubAddress) -> Plan:
+def half_of(plan: Plan, part: Part, hub: HubAddress, *, from_earliest: bool = False) -> Plan:
     """The half of a plan that runs at this tier, with the hub's address."""
     from fordstone.planner.split import placed, split
 
@@ -230,7 +236,7 @@ def half_of(plan: Plan, part: Part, hub: HubAddress) -> Plan:
         raise UsageError(
             f"pipeline {plan.pipeline} has no {part} part: it does not use to_center(). Run it with: fordstone run FILE."
         )
-    return placed(half, hub)
+    return placed(half, hub, from_earliest=from_earliest)
 
 
 def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, *, yes: bool, **output: Any) -> None:

@@ -77,7 +77,9 @@ LOOK_EVERY_S: Final = 0.05
 HUB_READY_WAIT_S: Final = 60.0
 EDGE_STOP_WAIT_US: Final = 60_000_000
 HUB_STOP_WAIT_US: Final = 15_000_000
-_SHARED: Final = frozenset({"interval", "allow_new_state", "batch_rows", "bounded", "available_now", "verbose"})
+_SHARED: Final = frozenset(
+    {"interval", "allow_new_state", "discard_later_output", "batch_rows", "bounded", "available_now", "verbose"}
+)
 _FROM_CHECKPOINT: Final = (
     "--from-checkpoint: it is for one half only. Run the center alone: fordstone center FILE --hub URL."
 )

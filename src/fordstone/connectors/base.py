@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -20,11 +20,13 @@ import msgspec
 import polars as pl
 
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import ConfigError, StorageError
+from fordstone.errors import ConfigError, FencedError, SinkError, StorageError
 from fordstone.lang.choices import check_options, check_word
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.plan.plan import ConnectorSpec as ConnectorSpec  # noqa: PLC0414 - connectors import it from here
+from fordstone.protocol.claim import Keep, OwnedByNewer, SinkWriter, Take, decide_claim
+from fordstone.protocol.lease import NO_FENCE, Fence
 from fordstone.protocol.partitions import SeriesPlace
 from fordstone.storage.disk import Disk
 
@@ -132,6 +134,13 @@ class Source(ABC):
         """Take in the partitions of a checkpoint, with what `identity` gave for them. Called before `partitions` and `open`."""
         del cuts
 
+    def expect_reads(self, reads: Mapping[PartitionId, tuple[Position, Position]]) -> None:
+        """Take in which reads follow in this process, from where to where. Called once, after `restore`, by a task of an engine that plans.
+
+        A source that asks a server may ask for many of them at once.
+        """
+        del reads
+
     def identity(self, partition: PartitionId, position: Position) -> str:
         """As `Reader.identity`, of what is before the position. Called by an engine that plans reads without a reader."""
         del partition, position
@@ -232,8 +241,28 @@ class SinkStream:
     """None: rows are appended. Otherwise each row replaces the previous one with the same key; `__op` is 'upsert' or 'delete'."""
     sealed: str | None = None
     """An attempt whose parts are still to be released: a sink that removes leftovers when it is opened keeps these."""
+    pipeline: str = ""
+    node: str = ""
+    """Of the state that the stream's epochs are numbered by: also on Spark, if it began from a node's checkpoint."""
     owner: str = ""
     """Random, kept with the checkpoints of the writer, so that a new state directory is another owner. Empty: unknown."""
+    start: str = ""
+    """Random, of this start of the engine."""
+    generation: Fence = NO_FENCE
+    """Of this start (rule 18): what the hub granted, then the number of starts. A sink refuses an older one, if its kind declares that."""
+    resumes_after: int | None = None
+    """The newest epoch that is sealed in the writer's state. Later epochs in the sink are from state that was lost, or from another writer,
+    and are an error (`later_output`). None: the sink does not look."""
+    discard_later: bool = False
+    """Set such epochs aside instead."""
+
+    @property
+    def writer(self) -> SinkWriter:
+        """Who writes, as sinks keep it."""
+        hub, local = self.generation
+        return SinkWriter(
+            pipeline=self.pipeline, node=self.node, holder=self.owner, start=self.start, hub=hub, local=local
+        )
 
 
 class SinkDelayedError(StorageError):
@@ -243,8 +272,67 @@ class SinkDelayedError(StorageError):
     """
 
 
+def later_output(where: str, stream: SinkStream, epochs: Sequence[int], *, problem: str | None = None) -> SinkError:
+    """The error of a sink that has epochs which the writer's state does not know: their rows would be there twice.
+
+    `problem`: why the sink cannot set them aside by itself, and what to do.
+    """
+    first, last = min(epochs), max(epochs)
+    span = f"epoch {first}" if first == last else f"epochs {first} to {last}"
+    known = f"only up to epoch {stream.resumes_after}" if stream.resumes_after else "no epoch at all"
+    why = "It is an older copy, or a new machine has taken over what the old one had released and not sent."
+    if not stream.resumes_after:
+        why = "It is the output of another run, or the state of this one was removed or never sent to the hub."
+    aside = (
+        problem
+        or "start once with --discard-later-output (in Python: discard_later_output=True), which sets them aside."
+    )
+    return SinkError(
+        f"sink {stream.step}: {where} has {span}, but the state that this run resumes from has {known}. {why} The rows of {span} "
+        f"would be written a second time.\n"
+        f"Bring the newer state back: the old state directory, or the machine that has it. If it is lost, {aside} Then their input is read "
+        f"again, as far as it is still there. To start over with all input, use --fresh. Nothing was written."
+    )
+
+
+def judge_claim(
+    where: str, stream: SinkStream, found: Iterable[SinkWriter], check_later: Callable[[], None]
+) -> Keep | Take:
+    """Say whether the sink is this writer's, or may be taken; raise if it has a newer one.
+
+    `check_later` raises if the sink has later epochs than the writer's state: of an older copy that says more.
+    """
+    decision = decide_claim(found, stream.writer, restored=stream.discard_later)
+    if isinstance(decision, OwnedByNewer):
+        if decision.by.holder == stream.owner:
+            check_later()
+        raise owned_by_newer(where, stream, decision.by)
+    return decision
+
+
+def owned_by_newer(where: str, stream: SinkStream, by: SinkWriter | None) -> FencedError:
+    """The error of a writer that is too old, or that was replaced. `by`: None if it is not known by whom."""
+    other = by.described() if by is not None else "another process"
+    mine = stream.writer.described()
+    advice = "If it is the one that should go on, stop the other, and start with --take-over."
+    if by is not None and by.holder == stream.owner:
+        advice = (
+            "Both are starts of one state directory: this one is an older copy, or another process runs from a copy of it. If this one "
+            "should go on, stop the other, and start once with --discard-later-output."
+        )
+    return FencedError(
+        f"sink {stream.step}: {where} has been taken over by {other}; this is {mine}. This process stops and writes nothing more. What it has "
+        f"sealed stays in its state directory. {advice}"
+    )
+
+
 class Sink(ABC):
-    """A place rows go. Used by one thread at a time."""
+    """A place rows go. Used by one thread at a time.
+
+    A sink whose kind declares `ConnectorKind.fences` keeps the writer of its stream (`SinkStream.writer`) durably. When it is opened, it asks
+    `judge_claim`, which raises if there is a newer one; so does every release after another writer has opened it, in the step that
+    would make rows visible. A sink that records epochs compares them with `SinkStream.resumes_after` before and after it is claimed.
+    """
 
     @abstractmethod
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
@@ -420,6 +508,14 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
         `EXACTLY_ONCE` if releasing an epoch a second time changes nothing.
         """
         raise ConfigError(f"connector {spec.kind!r} cannot be written to: use it as a source.")
+
+    def fences(self, spec: ConnectorSpec) -> bool:
+        """Return whether the sink refuses a writer of an older generation, in the step that makes rows visible. It must not touch the system.
+
+        False: while another machine takes over, rows of the former one may still come, and rows may be there twice (`explain` says so).
+        """
+        del spec
+        return False
 
     def why_never_all_there(self, spec: ConnectorSpec) -> str | None:
         """Return why a source cannot be read up to what is there now (`--available-now`); None: it can."""

@@ -288,6 +288,11 @@ class ControlKind(ConnectorKind):
         del spec
         return Delivery.EXACTLY_ONCE
 
+    def fences(self, spec: ConnectorSpec) -> bool:
+        """The hub does."""
+        del spec
+        return True
+
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the folder of the table in the pipeline's directory. `edge.link` fills it."""
         name, home = checked_name(spec.options["control"], "control"), context.home_of(spec)

@@ -28,7 +28,7 @@ class DeltaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     path: str
     """The table's directory, or its address in a store that `deltalake` knows (`s3://bucket/table`)."""
     app: str | None = None
-    """The name of the writer, under which the table records the epochs that it has. `fordstone/<step>` if left out."""
+    """The name of the writer, under which the table records the epochs that it has. `<pipeline>/<node>/<step>` if left out."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -43,8 +43,7 @@ def delta(path: str, *, app: str | None = None) -> ConnectorSpec:
     """A Delta table, as a sink: rows are appended, upserts merged by their key. Needs `pip install 'fordstone[delta]'`.
 
     `path` is a directory, or an address that the package `deltalake` knows. The table is made if missing. Under the name
-    `app` (by default `fordstone/<step>`) it remembers which epochs it has: pipelines that share a table and name their
-    sinks alike need different ones.
+    `app` (by default `<pipeline>/<node>/<step>`) it remembers which epochs it has, so several pipelines and nodes may write to one table.
     """
     return checked_spec("delta", {"path": str(path), "app": app}, DeltaSettings)
 
@@ -58,6 +57,11 @@ class DeltaKind(ConnectorKind):
         """A commit holds the rows and the number of their epoch."""
         options_of(spec, DeltaSettings)
         return Delivery.EXACTLY_ONCE
+
+    def fences(self, spec: ConnectorSpec) -> bool:
+        """A commit fails if another writer has taken over since the version that it builds on."""
+        del spec
+        return True
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """Open the table, and create it if it is missing."""

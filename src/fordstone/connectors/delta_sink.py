@@ -1,10 +1,14 @@
 """Rows into a Delta table: appended, or merged by their key.
 
 Each epoch is one commit, which holds the rows and, as Delta's application transaction, the number of the epoch: an epoch
-that the table has is never written again. A digest of the rows in the commit tells an epoch that comes again from another
-writer's. Two writers under one name cannot both commit: Delta refuses the later.
+that the table has is never written again. Digests of the rows in the commit tell an epoch that comes again from another
+writer's; where only floats differ, the rows are read and compared. Two writers under one name cannot both commit: Delta refuses the later.
 
-Invariants: the transaction is looked up in the very version that the commit builds on; keys match as they do in
+A writer that opens the table takes it over with a commit without rows (rule 18), which counts up a second transaction, `<app> claim`, and
+restates the first: so the commit of a former writer that is under way fails, and at its next try it finds the other number. A third,
+`<app> generation`, keeps the number of the hub for as long as the table exists.
+
+Invariants: the transactions are looked up in the very version that the commit builds on; keys match as they do in
 pipelines (null is null, NaN is NaN, -0.0 is 0.0); a conflict with another writer is tried again a bounded number of times,
 from the look-up on. On a local disk, `release` syncs what a commit is made of, because the package does not: power that is
 cut between the two may leave a commit whose data file is short, which is noticed when the epoch comes again.
@@ -12,10 +16,11 @@ cut between the two may leave a commit whose data file is short, which is notice
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import unquote
 
 import msgspec
@@ -24,13 +29,18 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake import Schema as TableSchema
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from fordstone.connectors.base import Sink, SinkStream
+from fordstone.connectors.base import Sink, SinkStream, judge_claim, later_output, owned_by_newer
+from fordstone.connectors.compare import same_rows
 from fordstone.connectors.delta import DeltaSettings
 from fordstone.connectors.files.rows import DELETE, OP, UPSERT
 from fordstone.errors import SinkError
+from fordstone.lang.polars.nested import json_text
 from fordstone.lang.schema import Schema
+from fordstone.protocol.claim import SinkWriter
 from fordstone.state.key_group import row_hashes
 from fordstone.storage.disk import Disk, OsDisk
+
+log = logging.getLogger(__name__)
 
 LOG: Final = "_delta_log"
 _WITH_FILES: Final = ("add", "cdc")
@@ -135,17 +145,24 @@ HISTORY_COMMITS_MAX: Final = 1_000
 KEY_PROPERTY: Final = "fordstone.key"
 """In the table's properties: by what its rows are merged, as JSON; null where they are appended."""
 _COMMIT_KEY: Final = "fordstone"
-_NOT_HASHED: Final = (pl.Float32, pl.Float64, pl.List, pl.Map, pl.Struct)
+_NOT_EXACT: Final = (pl.Float32, pl.Float64, pl.List, pl.Map, pl.Struct)
+_NESTED: Final = (pl.List, pl.Map, pl.Struct)
 
 
-class ReleasedEpoch(msgspec.Struct, frozen=True, kw_only=True):
-    """Stands in the commit of an epoch, as JSON."""
+class CommitMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Stands in each commit of a sink, as JSON."""
 
     app: str
     epoch: int
-    rows: int
-    digest: str
-    """Of the rows in any order, less floats, which differ a little when an epoch is computed again."""
+    """The newest epoch of the app after this commit."""
+    what: Literal["epoch", "claim", "discard"] = "epoch"
+    """A claim has no rows; a discard takes those of later epochs away."""
+    rows: int = 0
+    digest: str = ""
+    """Of the rows in any order, less floats and nested values: of rows that are computed again these may differ a little."""
+    bits: str = ""
+    """As `digest`, of all values."""
+    writer: SinkWriter = SinkWriter()
 
 
 class DeltaSink(Sink):
@@ -154,7 +171,9 @@ class DeltaSink(Sink):
     def __init__(self, settings: DeltaSettings, stream: SinkStream) -> None:
         self._where = f"delta({settings.path!r})"
         self._stream = stream
-        self._app = settings.app or f"fordstone/{stream.step}"
+        named = (stream.pipeline, stream.node, stream.step)
+        self._app = settings.app or "/".join(name for name in named if name)
+        self._claim_app, self._hub_app = f"{self._app} claim", f"{self._app} generation"
         unknown = [name for name in stream.upsert_key or () if name not in stream.schema]
         if unknown:
             raise SinkError(
@@ -164,25 +183,26 @@ class DeltaSink(Sink):
         self._uri = str(Path(settings.path).expanduser().absolute()) if local else settings.path
         self._disk = OsDisk(self._uri) if local else None
         self._synced = -1
+        self._claim: int | None = None
         with self._errors_as("open"):
             self._table = self._opened()
         self._check_table()
         self._synced = self._table.version() - 1
         self._sync()
+        if stream.owner:
+            self._take()
+        self._check_later(discard=stream.discard_later)
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         """Commit the epoch, unless the table has it; one without rows makes no commit."""
         rows = self._rows(frame)
-        mark = ReleasedEpoch(app=self._app, epoch=epoch, rows=rows.height, digest=self._digest(rows))
-        properties = CommitProperties(
-            app_transactions=[Transaction(self._app, epoch)],
-            custom_metadata={_COMMIT_KEY: msgspec.json.encode(mark).decode()},
-        )
+        mark = self._mark(epoch, rows=rows.height, digest=self._digest(rows, exact=True), bits=self._digest(rows))
+        properties = self._properties(mark)
         for _ in self._tries():
-            with self._errors_as("read"):
-                last = self._table.transaction_version(self._app)
+            self._check_claim()
+            last = self._transaction(self._app)
             if last is not None and last >= epoch:
-                self._check_released(mark, last)
+                self._check_released(mark, rows, last)
                 return
             if rows.is_empty() or self._committed(rows, properties):
                 return
@@ -193,11 +213,151 @@ class DeltaSink(Sink):
         if rows.is_empty():
             return
         for _ in self._tries():
+            self._check_claim()
             if self._committed(rows, None):
                 return
 
     def close(self) -> None:
         """Nothing is open between commits."""
+
+    # The claim, and epochs that the writer's state does not know.
+
+    def _take(self) -> None:
+        """Become the one writer under this name. On return no former writer can commit."""
+        for _ in self._tries():
+            there = self._writer_there()
+            judge_claim(self._where, self._stream, [] if there is None else [there], self._check_later)
+            claim = self._transaction(self._claim_app) or 0
+            if claim and there == self._stream.writer:
+                self._claim = claim
+                return
+            # Before it is taken: a run that cannot go on must not stop one that can.
+            self._check_later()
+            mark = self._mark(self._transaction(self._app) or 0, what="claim")
+            if self._commit_nothing(self._properties(mark, claim=claim + 1, hub=self._stream.generation.hub)):
+                self._claim = claim + 1
+                return
+
+    def _writer_there(self) -> SinkWriter | None:
+        """The writer that has the table under this name now; None: none ever had."""
+        found = next((mark.writer for mark in self._marks() if mark.writer.holder), None)
+        hub = self._transaction(self._hub_app)
+        if found is None and hub:
+            # Its commits are too long ago. Its generation stands in the table as long as the table does.
+            return SinkWriter(pipeline=self._stream.pipeline, node=self._stream.node, hub=hub)
+        return found
+
+    def _commit_nothing(self, properties: CommitProperties) -> bool:
+        with self._errors_as("write"):
+            try:
+                self._table.create_write_transaction(
+                    [], mode="append", schema=self._table.schema(), commit_properties=properties
+                )
+            except CommitFailedError:
+                return False
+            self._table.update_incremental()
+        self._sync()
+        return True
+
+    def _check_claim(self) -> None:
+        """Raise `FencedError` if another writer has taken over, in the version that the next commit builds on."""
+        if self._claim is not None and self._transaction(self._claim_app) != self._claim:
+            raise owned_by_newer(self._where, self._stream, self._writer_there())
+
+    def _check_later(self, *, discard: bool = False) -> None:
+        """Find epochs that the writer's state does not know. They are an error, unless they are taken out of the table."""
+        after = self._stream.resumes_after
+        last = self._transaction(self._app)
+        if after is None or last is None or last <= after or (self._stream.discard_later and not discard):
+            return
+        later = [mark.epoch for mark in self._marks() if mark.what == "epoch" and mark.epoch > after] or [last]
+        if not discard:
+            raise later_output(self._where, self._stream, later)
+        self._discard(after, later)
+        log.warning("later output set aside", extra={"step": self._stream.step, "epochs": sorted(later)})
+
+    def _discard(self, after: int, later: Sequence[int]) -> None:
+        """Restore the version before the first later epoch, if no other writer has changed the table since."""
+        for _ in self._tries():
+            first, others = None, False
+            for version, mark in self._history():
+                mine = mark is not None and mark.app == self._app
+                if mine and mark is not None and mark.what == "discard":
+                    break
+                others = others or not (mine or (mark is not None and mark.what == "claim"))
+                if mine and mark is not None and mark.what == "epoch":
+                    if mark.epoch <= after:
+                        break
+                    first = (version, others)
+            if first is None or first[1]:
+                why = (
+                    "other writers have changed the table since" if first else "their commits are no longer in its log"
+                )
+                raise later_output(
+                    self._where,
+                    self._stream,
+                    later,
+                    problem=f"take their rows out of the table by hand ({why}, so --discard-later-output cannot), and give the sink "
+                    "another name with app=... .",
+                )
+            properties = self._properties(self._mark(after, what="discard"))
+            with self._errors_as("restore"):
+                try:
+                    self._table.restore(first[0] - 1, commit_properties=properties)
+                except CommitFailedError:
+                    continue
+                self._table.update_incremental()
+            self._sync()
+            return
+
+    def _mark(
+        self,
+        epoch: int,
+        *,
+        what: Literal["epoch", "claim", "discard"] = "epoch",
+        rows: int = 0,
+        digest: str = "",
+        bits: str = "",
+    ) -> CommitMark:
+        return CommitMark(
+            app=self._app, epoch=epoch, what=what, rows=rows, digest=digest, bits=bits, writer=self._stream.writer
+        )
+
+    def _properties(self, mark: CommitMark, *, claim: int | None = None, hub: int = 0) -> CommitProperties:
+        """What a commit of the app has: epoch and claim, restated where they stay, so that commits of others under this name fail."""
+        claim = self._claim if claim is None else claim
+        transactions = [Transaction(self._app, mark.epoch)]
+        transactions += [Transaction(self._claim_app, claim)] if claim is not None else []
+        transactions += [Transaction(self._hub_app, hub)] if hub else []
+        return CommitProperties(
+            app_transactions=transactions, custom_metadata={_COMMIT_KEY: msgspec.json.encode(mark).decode()}
+        )
+
+    def _transaction(self, app: str) -> int | None:
+        with self._errors_as("read"):
+            return self._table.transaction_version(app)
+
+    def _history(self) -> list[tuple[int, CommitMark | None]]:
+        """The newest commits, the newest first, with the marks of those that sinks made."""
+        with self._errors_as("read the history of"):
+            history = self._table.history(HISTORY_COMMITS_MAX)
+        return [(commit["version"], _mark_in(commit.get(_COMMIT_KEY))) for commit in history]
+
+    def _marks(self) -> list[CommitMark]:
+        """The marks of this app, the newest first; those of epochs that were taken away are left out."""
+        return [mark for _, mark in self._valid()]
+
+    def _valid(self) -> Iterator[tuple[int, CommitMark]]:
+        kept: int | None = None
+        for version, mark in self._history():
+            if mark is None or mark.app != self._app:
+                continue
+            if mark.what == "discard":
+                kept = mark.epoch if kept is None else min(kept, mark.epoch)
+            if mark.what != "epoch" or kept is None or mark.epoch <= kept:
+                yield version, mark
+
+    # The table.
 
     def _opened(self) -> DeltaTable:
         schema = delta_schema(self._stream.schema, step=self._stream.step)
@@ -253,9 +413,16 @@ class DeltaSink(Sink):
         rows = frame.select(*columns, pl.col(OP).cast(pl.String) if OP in frame.columns else pl.lit(UPSERT).alias(OP))
         return rows.unique(subset=list(key), keep="last", maintain_order=True) if key else rows.tail(1)
 
-    def _digest(self, rows: pl.DataFrame) -> str:
-        hashed = [name for name, kind in rows.schema.items() if not isinstance(kind, _NOT_HASHED) and name != ID]
-        return f"{int(row_hashes(rows, hashed).sum(dtype='uint64')):016x}"
+    def _digest(self, rows: pl.DataFrame, *, exact: bool = False) -> str:
+        """A digest of the rows in any order; `exact`: without the columns of floats and nested values."""
+        left_out = _NOT_EXACT if exact else ()
+        hashed = [name for name, kind in rows.schema.items() if not isinstance(kind, left_out) and name != ID]
+        texts = [
+            json_text(pl.col(name), self._stream.schema[name]).alias(name)
+            for name in hashed
+            if isinstance(rows.schema[name], _NESTED)
+        ]
+        return f"{int(row_hashes(rows.with_columns(texts), hashed).sum(dtype='uint64')):016x}"
 
     def _tries(self) -> Iterator[int]:
         """Reload the table before each try, and give up after the last."""
@@ -306,16 +473,14 @@ class DeltaSink(Sink):
         merger = merger.when_matched_update(updates=every)
         merger.when_not_matched_insert(updates=every, predicate=f"s.{_quoted(OP)} <> '{DELETE}'").execute()
 
-    def _check_released(self, mark: ReleasedEpoch, last: int) -> None:
+    def _check_released(self, mark: CommitMark, rows: pl.DataFrame, last: int) -> None:
         """An epoch that the table has must be this one."""
-        with self._errors_as("read the history of"):
-            history = self._table.history(HISTORY_COMMITS_MAX)
-        for commit in history:
-            found = _released(commit.get(_COMMIT_KEY))
-            if found is None or (found.app, found.epoch) != (mark.app, mark.epoch):
+        for version, found in self._valid():
+            if found.what != "epoch" or found.epoch != mark.epoch:
                 continue
-            if found == mark:
-                self._sync_version(commit["version"])
+            same = (found.rows, found.digest) == (mark.rows, mark.digest)
+            if same and (found.bits == mark.bits or self._same_rows(version, rows)):
+                self._sync_version(version)
                 return
             raise SinkError(
                 f"{self._where} already has epoch {mark.epoch} of {self._app!r}, with other rows ({found.rows}) than are "
@@ -328,6 +493,22 @@ class DeltaSink(Sink):
                 f"{self._where} already has epoch {last} of {self._app!r}, so the rows of epoch {mark.epoch} were not written.\n"
                 f"Another run or pipeline writes under that name. Choose another table, or another name with app=..."
             )
+
+    def _same_rows(self, version: int, rows: pl.DataFrame) -> bool:
+        """Whether the commit of this version wrote these rows, where floats may differ a little (`connectors.compare`)."""
+        with self._errors_as("read an earlier version of"):
+            before = set(DeltaTable(self._uri, version=version - 1).file_uris())
+            added = [uri for uri in DeltaTable(self._uri, version=version).file_uris() if uri not in before]
+            frames = [pl.read_parquet(uri.removeprefix("file://")) for uri in added]
+        columns = [pl.col(name).cast(kind.polars) for name, kind in self._stream.schema.items()]
+        there = pl.concat([frame.select(columns) for frame in frames]) if frames else self._stream.schema.empty()
+        key = self._stream.upsert_key
+        if key is not None:
+            # A merge writes its files anew, with the rows of other keys in them.
+            touched = rows.select(key) if key else pl.DataFrame()
+            there = there.join(touched, on=list(key), how="semi", nulls_equal=True) if key else there
+            rows = rows.filter(pl.col(OP) != DELETE)
+        return same_rows(there, rows.select(columns))
 
     def _sync(self) -> None:
         """Make durable what was committed since the last time, by others too: the log has no holes."""
@@ -344,14 +525,14 @@ class DeltaSink(Sink):
         """Tell what the package says as an error of this sink."""
         try:
             yield
-        except (DeltaError, OSError, ValueError) as error:
+        except (DeltaError, OSError, ValueError, pl.exceptions.PolarsError) as error:
             first = str(error).strip().partition("\n")[0]
             raise SinkError(f"{self._where}: could not {what} the table: {first}") from error
 
 
-def _released(text: object) -> ReleasedEpoch | None:
+def _mark_in(text: object) -> CommitMark | None:
     try:
-        return msgspec.json.decode(text, type=ReleasedEpoch) if isinstance(text, str) else None
+        return msgspec.json.decode(text, type=CommitMark) if isinstance(text, str) else None
     except msgspec.DecodeError:
         return None  # another writer's
 

@@ -12,14 +12,15 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import polars as pl
 
 from fordstone.connectors.base import (
+    ALL_ROWS,
     Capability,
     Chunk,
     ClockUs,
@@ -36,30 +37,42 @@ from fordstone.connectors.base import (
     SourceOptions,
 )
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import ConfigError, HubAwayError, HubError, SourceError
-from fordstone.hub.client.address import HubAddress
+from fordstone.errors import ConfigError, HubAwayError, HubError, HubRefusedError, NodeStoppedError, SourceError
+from fordstone.hub.client.address import FROM_EARLIEST, HubAddress
 from fordstone.hub.client.client import HubClient, client_of
 from fordstone.hub.client.reader import (
+    EPOCHS_HELD_MAX,
     EPOCHS_PER_READ_MAX,
+    NOWHERE,
+    RUNBOOK,
+    EpochBuffer,
     Follower,
-    StreamIndex,
+    Pauses,
+    StreamFacts,
     StreamReader,
     declared_us,
-    find_gaps,
 )
-from fordstone.hub.messages import StreamEpoch
+from fordstone.hub.messages import (
+    NODES_PER_REQUEST_MAX,
+    EpochRange,
+    NodeEpochs,
+    NodePosition,
+    NodeStop,
+    StreamEpoch,
+    StreamNode,
+)
+from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import ROW_WATERMARK
 from fordstone.plan.ids import PartitionId, Position, checked_name
+from fordstone.protocol.retry import Backoff
 
 log = logging.getLogger(__name__)
 
 FIRST_WAIT_SECONDS: Final = 10.0
 """Timeout for the hub's first answer, so that all nodes join together."""
-QUIET_US: Final = 1_000_000
-"""Pause after a blob could not be read."""
-STREAMS_MAX: Final = 32
-"""Maximum number of streams whose index a process keeps for planned reads."""
+QUIET: Final = Backoff(first_us=1_000_000, max_us=4_000_000)
+"""Pauses after epochs or rows could not be read."""
 _ORDINAL_BITS: Final = 31
 
 
@@ -85,18 +98,13 @@ class HubKind(ConnectorKind):
         named = _options(spec)
         if spec.at is msgspec.UNSET or "url" not in spec.at:
             raise ConfigError(f"stream {named.stream} of pipeline {named.pipeline} is at a hub. Say which: --hub URL.")
-        address = HubAddress.from_at(spec.at)
-        planned = _planned_index(address, named.pipeline, named.stream)
-        if planned.is_stale():
-            _planned_index.cache_clear()
-            planned = _planned_index(address, named.pipeline, named.stream)
         return HubSource(
-            client_of(address),
+            client_of(HubAddress.from_at(spec.at)),
             named,
             options.schema,
             bounded=options.bounded,
             clock_us=context.clock_us,
-            planned=planned,
+            from_earliest=spec.at.get(FROM_EARLIEST) == "true",
         )
 
 
@@ -108,6 +116,11 @@ class CenterKind(ConnectorKind):
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
         del spec
         return Delivery.EXACTLY_ONCE
+
+    def fences(self, spec: ConnectorSpec) -> bool:
+        """The hub does."""
+        del spec
+        return True
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         del spec, context
@@ -131,7 +144,7 @@ class HubSource(Source):
     """The nodes of a stream as partitions.
 
     A process that plans (the edge engine, Spark's planner) follows the hub in the background. One that only makes planned
-    reads (a task of Spark) lists what it needs.
+    reads (a task of Spark) asks for the epochs of these.
     """
 
     def __init__(
@@ -142,69 +155,105 @@ class HubSource(Source):
         *,
         bounded: bool,
         clock_us: ClockUs,
-        planned: StreamIndex | None = None,
+        from_earliest: bool = False,
         pause: Callable[[float], None] = time.sleep,
         chance: Callable[[], float] = random.random,
         follower: Callable[..., Follower] = Follower,
     ) -> None:
-        """`planned`: the index for reads that were planned elsewhere, shared within the process."""
+        """`from_earliest`: a node of which nothing was read is read from the first epoch on that the hub keeps."""
         self.options = options
         self.schema = schema
         self.bounded = bounded
         self.reader = StreamReader(client, options.pipeline, options.stream, pause=pause, chance=chance)
-        self._clock_us = clock_us
+        self._from_earliest = from_earliest
         self._make_follower = follower
-        self._planned = planned if planned is not None else StreamIndex()
-        self._own: StreamIndex | None = None
-        self._ends: dict[str, int] = {}
+        self._facts: StreamFacts | None = None
+        self._ends: dict[str, NodePosition] = {}
         """Of bounded input, the last epoch of each node."""
         self._follower: Follower | None = None
-        self._quiet_until_us: int | None = None
+        self._pauses = Pauses(QUIET, clock_us=clock_us, chance=chance)
+        self._marks: dict[str, NodePosition] = {}
+        """The newest position of each node that was seen, here or before a restart. The hub compares it with its log."""
+        self._asked: dict[str, int] = {}
+        """The newest commit of each node after which the hub was asked for epochs, and had none to give."""
+        self._cuts: dict[str, int] = {}
+        """The restored positions."""
+        self._plans = Plans()
+        self._buffer = EpochBuffer()
+        self._blobs: str | None = None
+        self._expected: dict[str, tuple[int, int]] = {}
+        """The planned reads of this process, from where to where."""
+        self._open = weakref.WeakValueDictionary[str, HubReader]()
         self._readers = 0
         self._mutex = threading.RLock()
+        self._filling = threading.Lock()
 
     def partitions(self) -> Sequence[PartitionId]:
         """Nodes, by name. The first call waits for the hub's answer, unless the hub is away."""
-        index = self._index()
+        facts = self._following()
         if self._follower is not None and (refusal := self._follower.refusal()) is not None:
             raise self.reader.refused(refusal)
-        return [PartitionId(node) for node in (self._ends if self.bounded else index.nodes())]
+        return [PartitionId(node) for node in (self._ends if self.bounded else facts.nodes())]
+
+    def restore(self, cuts: Mapping[str, PartitionCut]) -> None:
+        for node, cut in cuts.items():
+            self._cuts[node] = cut.position
+            self._note(node, mark_of(cut.identity))
+
+    def expect_reads(self, reads: Mapping[PartitionId, tuple[Position, Position]]) -> None:
+        self._expected = {node: (int(position), int(until)) for node, (position, until) in reads.items()}
+
+    def identity(self, partition: PartitionId, position: Position) -> str:
+        """The hub is asked only if the chain at the position is not known: it was planned before this process began."""
+        epoch = int(position)
+        known = (self._plans.end(partition), self._ends.get(partition, NOWHERE), self._marks.get(partition, NOWHERE))
+        found = next((one for one in known if one.epoch == epoch), None)
+        if found is None and epoch:
+            wanted = {str(partition): self._range(partition, epoch - 1, until=epoch)}
+            one = self.reader.retry(lambda: self.reader.plan(wanted, rows_max=1))[partition]
+            if one.stopped is not None:
+                raise self._stop(partition, epoch - 1, one.stopped)
+            found = one.end
+        return identity_of(found or NOWHERE)
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         with self._mutex:
             self._readers += 1
-        return HubReader(self, partition, int(position), with_positions=with_positions)
+            reader = self._open[partition] = HubReader(self, partition, int(position), with_positions=with_positions)
+        return reader
 
     def plan_read(self, partition: PartitionId, position: Position, rows_max: int) -> ReadPlan:
-        """From the index. While the hub is away there is nothing: what was planned then could not be read."""
-        found = self.available(partition, int(position), max(1, rows_max), epochs_max=None)
-        end = found[-1].epoch if found else int(position)
+        """From what is known of the nodes, and if rows have to be counted, from the hub: for all nodes with news together.
+
+        While the hub is away there is nothing: what was planned then could not be read.
+        """
+        end = self._planned_end(partition, int(position), max(1, rows_max))
         return ReadPlan(position=Position(end), ended=self.ends_at(partition, end))
 
     def idleness(self, partition: PartitionId, position: Position) -> Idleness:
         """A finished node is not waited for; it may be started again. While the hub is away, nothing is known."""
-        index = self._index()
-        if self._follower is not None and (self._follower.away or not index.complete):
+        facts = self._following()
+        if self._follower is not None and (self._follower.away or not facts.complete):
             return Idleness.UNKNOWN
-        return Idleness.FINISHED if index.is_finished(partition, int(position)) else Idleness.EXPECTED
+        return Idleness.FINISHED if facts.is_finished(partition, int(position)) else Idleness.EXPECTED
 
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
         """Report the positions to the hub, in the background. Those that do not arrive are reported the next time."""
-        positions = {node: cut.position for node, cut in cuts.items() if cut.position > 0}
-        if self._own is not None:
-            self._own.forget(positions)
+        marks = {node: mark_of(cut.identity) for node, cut in cuts.items()}
+        # What was read after the cut is not acknowledged with it.
+        positions = {node: at for node, at in marks.items() if 0 < at.epoch <= cuts[node].position}
         if self._follower is not None:
             self._follower.acknowledge(positions)
-        elif self.bounded and self._own is not None and not self._is_quiet():
+        elif self.bounded and self._facts is not None and not self._pauses.pausing:
             try:
                 self.reader.acknowledge(self.options.consumer, positions)
             except HubError as error:
-                self._be_quiet()
+                self._pauses.failed()
                 log.warning("position not acknowledged", extra={"stream": self.options.stream, "problem": str(error)})
 
     def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
-        epochs = sum(self._ends.values())
-        read = sum(min(cut.position, self._ends.get(node, 0)) for node, cut in cuts.items())
+        epochs = sum(end.epoch for end in self._ends.values())
+        read = sum(min(cut.position, self._ends.get(node, NOWHERE).epoch) for node, cut in cuts.items())
         return read / epochs if epochs else None
 
     def close(self) -> None:
@@ -223,90 +272,262 @@ class HubSource(Source):
             if self._readers == 0:
                 self.close()
 
-    def available(
-        self, node: str, position: int, rows_max: int, *, epochs_max: int | None = EPOCHS_PER_READ_MAX
-    ) -> list[StreamEpoch]:
-        index = self._index()
-        away = self._follower is not None and self._follower.away
-        if not index.complete or self._is_quiet() or (away and index.blobs is None):
-            return []
-        if 0 < (last := index.last(node)) < position:  # the hub drops the oldest epochs first, so it was set back
-            raise self.reader.set_back(node, last, f"{position} has been read from it")
-        until = self._ends.get(node, 0) if self.bounded else None
-        return index.epochs_after(node, position, rows_max, until=until, epochs_max=epochs_max)
-
     def ends_at(self, node: str, position: int) -> bool:
         """Whether bounded input is known to end there."""
-        return self.bounded and self._own is not None and position >= self._ends.get(node, 0)
+        return self.bounded and self._facts is not None and position >= self._ends.get(node, NOWHERE).epoch
 
-    def read_now(self, node: str, position: int, rows_max: int) -> list[tuple[StreamEpoch, list[pl.DataFrame]]]:
+    def read_now(self, node: str, position: int, rows_max: int) -> EpochRows:
         """The next epochs with their rows, as far as they can be had now."""
+        if not self._may_ask(node, position):
+            return EpochRows(end=position)
         try:
-            return self._rows(node, position, self.available(node, position, rows_max), self._index())
-        except HubAwayError:
-            self._be_quiet()
-            return []
+            read = self._next(node, position, rows_max, self._end_of(node))
+        except HubAwayError as error:
+            self._pauses.failed(error)
+            return EpochRows(end=position)
+        except HubRefusedError as error:
+            raise self.reader.refused(error) from error
+        self._pauses.succeeded()
+        if read.end <= position:
+            self._asked[node] = self._seq(node)
+        return read
 
-    def read_planned(
-        self, node: str, position: int, rows_max: int, until: int
-    ) -> list[tuple[StreamEpoch, list[pl.DataFrame]]]:
+    def read_planned(self, node: str, position: int, rows_max: int, until: int) -> EpochRows:
         """The next epochs with their rows, up to one that was there when the read was planned."""
-        index = self._own if self._own is not None else self._planned
-        self.reader.list_until(index, node, until)
-        entries = index.epochs_after(node, position, rows_max, until=until)
-        if not entries:
-            raise self._lost(node, position, None)
-        return self.reader.retry(lambda: self._rows(node, position, entries, index))
-
-    def _rows(
-        self, node: str, position: int, entries: Sequence[StreamEpoch], index: StreamIndex
-    ) -> list[tuple[StreamEpoch, list[pl.DataFrame]]]:
-        if position and find_gaps({node: position}, entries):
-            raise self._lost(node, position, entries[0].epoch)
-        if entries and entries[0].epoch > position + 1:
-            # The stream may have begun with a later epoch; or another center had read the others.
-            log.warning(
-                "first epochs of node no longer at hub",
-                extra={"stream": self.reader.title, "node": node, "epoch": entries[0].epoch},
+        read = self.reader.retry(lambda: self._next(node, position, rows_max, until))
+        if read.end >= until:
+            self._expected.pop(node, None)
+        elif node in self._expected:
+            self._expected[node] = (read.end, until)
+        if read.end <= position:
+            raise SourceError(
+                f"{self.reader.title}: of node {node} epochs {position + 1} to {until} are to be read, which were there when this read was "
+                f"planned, and the hub no longer has them. Restore the hub's data; {RUNBOOK} says how."
             )
+        return read
+
+    # Epochs by need.
+
+    def _next(self, node: str, position: int, rows_max: int, until: int | None) -> EpochRows:
+        """The next epochs with their rows; an end after the position and no epochs: there are none up to there, and none are missing."""
+        entries = self._buffer.epochs_after(node, position, rows_max, until=until)
+        if not entries:
+            end = self._fill(node, position, rows_max, until)
+            entries = self._buffer.epochs_after(node, position, rows_max, until=until)
+            if not entries:
+                self._note(node, end)
+                return EpochRows(end=max(position, end.epoch))
         frames: dict[int, list[pl.DataFrame]] = {entry.epoch: [] for entry in entries}
-        for entry, frame in self.reader.frames(entries, self.schema, index.blobs):
+        for entry, frame in self.reader.frames(entries, self.schema, self._blobs):
             frames[entry.epoch].append(frame)
-        return [(entry, frames[entry.epoch]) for entry in entries]
+        self._note(node, NodePosition(entries[-1].epoch, entries[-1].chain))
+        self._buffer.forget({node: entries[-1].epoch})
+        return EpochRows(epochs=[(entry, frames[entry.epoch]) for entry in entries], end=entries[-1].epoch)
 
-    def _lost(self, node: str, position: int, first: int | None) -> SourceError:
-        return SourceError(
-            f"{self.reader.title}: of node {node} epoch {position + 1} is to be read, and the hub no longer has it"
-            + ("." if first is None else f": its next one is {first}.")
-            + " Another reader with the same consumer name may have acknowledged it. Restore the hub's data, or start over with "
-            "another state directory."
-        )
+    def _fill(self, node: str, position: int, rows_max: int, until: int | None) -> NodePosition:
+        """List epochs of a node, and in the same request those of others that are read next. Return where those of the node end."""
+        with self._filling:
+            if self._buffer.has(node, position, until):
+                return NOWHERE  # another thread asked
+            ranges = {node: self._range(node, position, until=until)}
+            if self._buffer.count < EPOCHS_HELD_MAX:
+                for other, at, end in self._read_next():
+                    if len(ranges) == NODES_PER_REQUEST_MAX:
+                        break
+                    if other not in ranges and not self._buffer.has(other, at, end):
+                        ranges[other] = self._range(other, at, until=end)
+            epochs_max = max(1, min(EPOCHS_PER_READ_MAX, EPOCHS_HELD_MAX // len(ranges)))
+            answer = self.reader.epochs(ranges, rows_max=rows_max, epochs_max=epochs_max)
+            self._blobs = answer.blobs
+            for name, one in answer.nodes.items():
+                if name in ranges:
+                    # If another node is stopped, reading it reports that.
+                    self._buffer.put(name, ranges[name].after, one.epochs)
+            asked = answer.nodes.get(node, NodeEpochs())
+            if asked.stopped is not None:
+                raise self._stop(node, position, asked.stopped)
+            return asked.end
 
-    def _be_quiet(self) -> None:
-        self._quiet_until_us = self._clock_us() + QUIET_US
-
-    def _is_quiet(self) -> bool:
-        return self._quiet_until_us is not None and self._clock_us() < self._quiet_until_us
-
-    def _index(self) -> StreamIndex:
-        """The index of a process that plans: listed once if input is bounded, else followed from here on."""
+    def _read_next(self) -> Iterator[tuple[str, int, int | None]]:
+        """The nodes that are read next in this process: from where, and if it is planned, to where."""
+        if self._expected:
+            yield from ((node, position, until) for node, (position, until) in self._expected.items())
+            return
         with self._mutex:
-            if self._own is None:
-                self._own = self._list() if self.bounded else StreamIndex()
+            reading = [(node, reader.position) for node, reader in self._open.items()]
+        for node, position in reading:
+            newest = None if self._facts is None else self._facts.newest(node)
+            if newest is not None and self._has_more(newest, position):
+                yield node, position, self._end_of(node)
+
+    def _range(self, node: str, position: int, *, until: int | None) -> EpochRange:
+        earliest = self._from_earliest and position == 0
+        return EpochRange(after=position, until=until, seen=self._marks.get(node, NOWHERE), earliest=earliest)
+
+    def _may_ask(self, node: str, position: int) -> bool:
+        """Whether the hub can be asked for epochs of a node, and may have some.
+
+        If what is newest does not fit what was read, the log seems to be another one: what that means is for the hub to say. If it has
+        nothing to give, it is asked again after the node's next commit.
+        """
+        facts = self._following()
+        away = self._follower is not None and self._follower.away
+        if not facts.complete or self._pauses.pausing or (away and facts.blobs is None):
+            return False
+        newest = facts.newest(node)
+        if newest is None or self._asked.get(node) == newest.seq:
+            return False
+        return self._has_more(newest, position) or not self._fits(newest)
+
+    def _has_more(self, newest: StreamNode, position: int) -> bool:
+        return (self._ends.get(newest.node, NOWHERE).epoch if self.bounded else newest.epoch) > position
+
+    def _fits(self, newest: StreamNode) -> bool:
+        """Whether what was seen of a node may be part of the log that ends with its newest epoch."""
+        mark = self._marks.get(newest.node, NOWHERE)
+        return mark.epoch < newest.epoch or mark == position_of(newest)
+
+    def _planned_end(self, node: str, position: int, rows_max: int) -> int:
+        if not self._may_ask(node, position):
+            return position
+        newest = self._newest(node)
+        target = self._ends.get(node, NOWHERE) if self.bounded else position_of(newest)
+        if rows_max >= ALL_ROWS and self._has_more(newest, position) and self._fits(newest):
+            self._plans.keep(node, PlannedRead(after=position, rows_max=rows_max, first=target.epoch, end=target))
+            return target.epoch
+        planned = self._plans.find(node, position, rows_max, target.epoch)
+        if planned is None:
+            self._plan(node, position, rows_max)
+            planned = self._plans.find(node, position, rows_max, target.epoch)
+        return position if planned is None else planned
+
+    def _plan(self, node: str, position: int, rows_max: int) -> None:
+        """Plan a read of this node, and in the same request of all others that have more."""
+        rows_max = self._plans.rows_max = max(rows_max, self._plans.rows_max if rows_max == 1 else 1)
+        ranges = {node: self._range(node, position, until=self._end_of(node))}
+        for other, at in self._cuts.items():
+            newest = self._following().newest(other)
+            if other not in ranges and newest is not None and self._has_more(newest, at):
+                ranges[other] = self._range(other, at, until=self._end_of(other))
+        try:
+            found = self.reader.plan(ranges, rows_max=rows_max)
+        except HubAwayError as error:
+            self._pauses.failed(error)
+            return
+        except HubRefusedError as error:
+            raise self.reader.refused(error) from error
+        self._pauses.succeeded()
+        for name, one in found.items():
+            after = ranges[name].after
+            if one.stopped is None and one.end.epoch > after:
+                complete = one.end.epoch >= (self._end_of(name) or self._newest(name).epoch)
+                first = one.first or one.end.epoch
+                self._plans.keep(
+                    name, PlannedRead(after=after, rows_max=rows_max, first=first, end=one.end, complete=complete)
+                )
+        own = found[node]
+        if own.stopped is not None:
+            raise self._stop(node, position, own.stopped)
+        if own.end.epoch <= position:
+            self._asked[node] = self._seq(node)
+
+    def _stop(self, node: str, position: int, stop: NodeStop) -> NodeStoppedError:
+        """What a node's trouble becomes. It is raised where the node is planned or read; other nodes are not concerned."""
+        return self.reader.stopped(node, position, stop)
+
+    def mark(self, node: str) -> NodePosition:
+        """The newest position of a node that was seen."""
+        return self._marks.get(node, NOWHERE)
+
+    def _note(self, node: str, at: NodePosition) -> None:
+        if at.epoch > self._marks.get(node, NOWHERE).epoch:
+            self._marks[node] = at
+
+    def _end_of(self, node: str) -> int | None:
+        return self._ends.get(node, NOWHERE).epoch if self.bounded else None
+
+    def _newest(self, node: str) -> StreamNode:
+        newest = self._following().newest(node)
+        if newest is None:
+            raise AssertionError(f"nothing is known of node {node}")
+        return newest
+
+    def _seq(self, node: str) -> int:
+        newest = self._following().newest(node)
+        return 0 if newest is None else newest.seq
+
+    def _following(self) -> StreamFacts:
+        """The facts of a process that plans: listed once if input is bounded, else followed from here on."""
+        with self._mutex:
+            if self._facts is None:
+                self._facts = self._list() if self.bounded else StreamFacts()
             if self._follower is None and not self.bounded:
-                self._follower = self._make_follower(self.reader, self._own, consumer=self.options.consumer)
+                self._follower = self._make_follower(self.reader, self._facts, consumer=self.options.consumer)
                 weakref.finalize(self, self._follower.stop)
                 self._follower.start()
                 self._follower.wait_until_listed(FIRST_WAIT_SECONDS)
-            return self._own
+            return self._facts
 
-    def _list(self) -> StreamIndex:
-        index = StreamIndex()
+    def _list(self) -> StreamFacts:
         self.reader.retry(lambda: self.reader.acknowledge(self.options.consumer, {}))
-        for page in self.reader.pages():
-            index.add(page)
-        self._ends = {node: index.last(node) for node in index.nodes()}
-        return index
+        facts = self.reader.facts()
+        self._ends = {one.node: position_of(one) for one in sorted(facts.all(), key=lambda one: one.node)}
+        return facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRows:
+    """Epochs of a node with their rows."""
+
+    epochs: Sequence[tuple[StreamEpoch, list[pl.DataFrame]]] = ()
+    end: int
+    """Where a reader stands after them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRead:
+    """A read as it was planned: how far about `rows_max` rows after an epoch go."""
+
+    after: int
+    rows_max: int
+    first: int
+    """The first epoch of the read."""
+    end: NodePosition
+    complete: bool = False
+    """It contained all that was there."""
+
+
+class Plans:
+    """The newest planned read of each node."""
+
+    def __init__(self) -> None:
+        self.rows_max = 1
+        """Of the last read that was planned for more than one row."""
+        self._planned: dict[str, PlannedRead] = {}
+
+    def keep(self, node: str, planned: PlannedRead) -> None:
+        self._planned[node] = planned
+
+    def end(self, node: str) -> NodePosition:
+        """The end of a node's planned read; epoch 0 if there is none."""
+        planned = self._planned.get(node)
+        return NOWHERE if planned is None else planned.end
+
+    def find(self, node: str, after: int, rows_max: int, newest: int) -> int | None:
+        """Where a read ends that is planned already; None: it has to be planned.
+
+        A plan may have up to twice as many rows as asked for. One row is asked for to see whether there are any.
+        """
+        planned = self._planned.get(node)
+        if planned is None or planned.after != after:
+            return None
+        if rows_max == 1:
+            return planned.first
+        if planned.complete:
+            fits = planned.end.epoch == newest and planned.rows_max <= 2 * rows_max
+        else:
+            fits = rows_max <= 2 * planned.rows_max and planned.rows_max <= 2 * rows_max
+        return planned.end.epoch if fits else None
 
 
 class HubReader(Reader):
@@ -315,8 +536,12 @@ class HubReader(Reader):
     def __init__(self, source: HubSource, node: str, position: int, *, with_positions: bool) -> None:
         self._source: HubSource | None = source
         self._node = node
-        self._position = position
+        self.position = position
+        self._mark = source.mark(node)
         self._with_positions = with_positions
+
+    def identity(self) -> str:
+        return identity_of(self._mark)
 
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
         """Whole epochs: small ones together up to `rows_max` rows, a large one alone."""
@@ -324,15 +549,15 @@ class HubReader(Reader):
         if source is None:
             raise AssertionError("a closed reader was asked to read")
         if until is None:
-            found = source.read_now(self._node, self._position, rows_max)
-        elif self._position >= until:
+            read = source.read_now(self._node, self.position, rows_max)
+        elif self.position >= until:
             return None
         else:
-            found = source.read_planned(self._node, self._position, rows_max, int(until))
-        if found:
-            return self._chunk(source, found)
-        if source.ends_at(self._node, self._position):
-            return Chunk(frame=source.schema.empty(), position=Position(self._position), ended=True)
+            read = source.read_planned(self._node, self.position, rows_max, int(until))
+        if read.end > self.position:
+            return self._chunk(source, read)
+        if source.ends_at(self._node, self.position):
+            return Chunk(frame=source.schema.empty(), position=Position(self.position), ended=True)
         return None
 
     def close(self) -> None:
@@ -340,36 +565,50 @@ class HubReader(Reader):
             self._source.reader_closed()
         self._source = None
 
-    def _chunk(self, source: HubSource, found: Sequence[tuple[StreamEpoch, list[pl.DataFrame]]]) -> Chunk:
+    def _chunk(self, source: HubSource, read: EpochRows) -> Chunk:
         frames: list[pl.DataFrame] = []
         late: list[pl.Series] = []
         places: list[pl.Series] = []
-        for entry, runs in found:
+        for entry, runs in read.epochs:
             first = entry.epoch << _ORDINAL_BITS
             for rows in runs:
                 frames.append(rows.select(list(source.schema)))
                 late.append(_watermarks_of(rows))
                 places.append(pl.int_range(first, first + rows.height, eager=True))
                 first += rows.height
-        self._position = found[-1][0].epoch
+        self.position = read.end
+        self._mark = source.mark(self._node)
         watermarks = pl.concat([pl.Series(dtype=pl.Int64), *late])
         return Chunk(
             frame=pl.concat([source.schema.empty(), *frames]),
-            position=Position(self._position),
+            position=Position(self.position),
             row_positions=pl.concat([pl.Series(dtype=pl.Int64), *places]) if self._with_positions else None,
-            ended=source.ends_at(self._node, self._position),
-            watermark_us=max(declared_us(entry) for entry, _ in found),
+            ended=source.ends_at(self._node, self.position),
+            watermark_us=max((declared_us(entry) for entry, _ in read.epochs), default=TIME_MIN_US),
             late=watermarks if watermarks.null_count() < watermarks.len() else None,
         )
+
+
+def identity_of(at: NodePosition) -> str:
+    """A position as it is kept in `PartitionCut.identity`: an epoch that was seen, and the chain at it (rule 24).
+
+    The epoch may be another one than that of the cut: what was read ahead of a barrier is in the log as well.
+    """
+    return f"{at.epoch}:{at.chain}" if at.epoch else ""
+
+
+def mark_of(identity: str) -> NodePosition:
+    """The position in `PartitionCut.identity`; epoch 0 if there is none."""
+    epoch, _, chain = identity.partition(":")
+    return NodePosition(int(epoch), chain) if epoch.isdigit() else NOWHERE
+
+
+def position_of(newest: StreamNode) -> NodePosition:
+    """The position after the newest epoch of a node."""
+    return NodePosition(newest.epoch, newest.chain)
 
 
 def _watermarks_of(rows: pl.DataFrame) -> pl.Series:
     if ROW_WATERMARK not in rows.columns:
         return pl.repeat(None, rows.height, dtype=pl.Int64, eager=True).rename("")
     return rows.get_column(ROW_WATERMARK).rename("")
-
-
-@lru_cache(maxsize=STREAMS_MAX)
-def _planned_index(address: HubAddress, pipeline: str, stream: str) -> StreamIndex:  # noqa: ARG001 - the key of the cache
-    """The index of planned reads, one per stream and process: Spark's workers open a source for each read."""
-    return StreamIndex()

@@ -45,6 +45,9 @@ class PartOfSource(Source):
     def restore(self, cuts: Mapping[str, PartitionCut]) -> None:
         self._source.restore(cuts)
 
+    def expect_reads(self, reads: Mapping[PartitionId, tuple[Position, Position]]) -> None:
+        self._source.expect_reads(reads)
+
     def identity(self, partition: PartitionId, position: Position) -> str:
         return self._source.identity(partition, position)
 

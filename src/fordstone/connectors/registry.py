@@ -75,6 +75,11 @@ def sink_delivery(spec: ConnectorSpec) -> Delivery:
     return _kind(spec).sink_delivery(spec)
 
 
+def fences(spec: ConnectorSpec) -> bool:
+    """Whether the sink refuses a writer of an older generation. Touches no system."""
+    return _kind(spec).fences(spec)
+
+
 def capabilities(spec: ConnectorSpec) -> frozenset[Capability]:
     """What the spec's kind declares that it does."""
     return _kind(spec).capabilities

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypedDict, get_args
@@ -17,6 +19,7 @@ from fordstone.runtime.chain import WAITING_BYTES_MAX
 
 AUTO: Final = "auto"
 OUTBOX_BYTES_MAX: Final = 10 << 30
+CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 Compression = Literal["zstd", "lz4", "none"]
 OutboxFull = Literal["block", "drop_oldest"]
 
@@ -38,10 +41,12 @@ class RunOptions(TypedDict, total=False):
     compression: Compression
     remote: str | None
     allow_new_state: bool
+    discard_later_output: bool
     batch_rows: int
     channel_rows_max: int
     channel_bytes_max: int
     waiting_bytes_max: int
+    state_bytes_max: int | None
     restart: RestartPolicy
     hub: HubAddress | None
     outbox_bytes_max: int
@@ -78,11 +83,16 @@ class RunConfig:
     """An fsspec URL to which checkpoints are copied in the background."""
     allow_new_state: bool = False
     """Resume although stateful steps of the plan changed; the state of steps that no longer match is dropped."""
+    discard_later_output: bool = False
+    """Set aside the epochs that sinks have beyond those of the state, as after the loss of a disk. Without it they are an error."""
     batch_rows: int = 65_536
     channel_rows_max: int = ROWS_MAX
     channel_bytes_max: int = BYTES_MAX
     waiting_bytes_max: int = WAITING_BYTES_MAX
     """Maximum bytes of output that wait for a seal. Beyond it the epoch ends early, and nothing is read until it is sealed."""
+    state_bytes_max: int | None = None
+    """Maximum bytes of state in memory. Beyond it only the partitions that hold time back are read. None: half of the memory that
+    this process may use."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     hub: HubAddress | None = None
     """The hub that sealed epochs are sent to, with their rows for the center."""
@@ -121,6 +131,8 @@ class RunConfig:
         check_word("compression", self.compression, get_args(Compression))
         if self.outbox_bytes_max < 1:
             raise ConfigError(f"outbox_bytes_max={self.outbox_bytes_max} must be at least 1.")
+        if self.state_bytes_max is not None and self.state_bytes_max < 1:
+            raise ConfigError(f"state_bytes_max={self.state_bytes_max} must be at least 1.")
         check_word("outbox_full", self.outbox_full, get_args(OutboxFull))
         if self.fresh and self.hub is not None:
             raise ConfigError(
@@ -138,8 +150,8 @@ class RunConfig:
     def _check_types(self) -> None:
         if self.state is not None and not isinstance(self.state, str | Path):
             raise ConfigError(f"state={self.state!r} is not a directory. Give its path as text.")
-        for name in ("parallelism", "keep", "batch_rows", "outbox_bytes_max"):
-            if not isinstance(getattr(self, name), int):
+        for name in ("parallelism", "keep", "batch_rows", "outbox_bytes_max", "state_bytes_max"):
+            if not isinstance(getattr(self, name), int) and (name, getattr(self, name)) != ("state_bytes_max", None):
                 raise ConfigError(f"{name}={getattr(self, name)!r} is not a whole number.")
 
     def home_of(self, pipeline: str) -> Path:
@@ -165,3 +177,11 @@ def run_config(config: RunConfig | None, options: RunOptions) -> RunConfig:
         raise ConfigError("give either a RunConfig or options, not both.")
     check_options(options, RunConfig.__dataclass_fields__, where="run: ")
     return config or RunConfig(**options)
+
+
+def default_state_bytes() -> int:
+    """Half of the memory of this machine, or of the control group that this process is in."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError, ValueError):  # "max": the group has no limit
+        found.append(int(CGROUP_LIMIT.read_text()))
+    return min(found) // 2

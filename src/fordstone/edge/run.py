@@ -10,6 +10,7 @@ import itertools
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -26,6 +27,7 @@ from fordstone.edge.engine.replay import replay
 from fordstone.edge.link.control import control_fetching
 from fordstone.edge.link.links import Links
 from fordstone.edge.link.outbox import Outbox
+from fordstone.edge.link.owner import Ownership
 from fordstone.edge.link.sender import Patience
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import DamagedError, EndedError, FordstoneError, SinkError, TaskError
@@ -48,6 +50,11 @@ TICK_SECONDS: Final = 0.01
 TICKS_PER_CALL: Final = 5
 """Number of checks whether the run is over per call of `every_tick`."""
 JOIN_SECONDS: Final = 60.0
+"""Maximum time that the threads of a run have to finish their steps; then the run fails, and nothing is started beside them."""
+
+
+class HungError(FordstoneError):
+    """A thread of a run did not end. Nothing may run beside it in this process: the process has to end."""
 
 
 class ThreadScheduler:
@@ -57,8 +64,9 @@ class ThreadScheduler:
     The first failure stops all.
     """
 
-    def __init__(self, steppables: Sequence[Steppable]) -> None:
+    def __init__(self, steppables: Sequence[Steppable], *, join_seconds: float = JOIN_SECONDS) -> None:
         self._steppables = tuple(steppables)
+        self._join_seconds = join_seconds
         self._events = [threading.Event() for _ in steppables]
         self._halt = threading.Event()
         self._done = threading.Event()
@@ -66,7 +74,10 @@ class ThreadScheduler:
         self._threads: list[threading.Thread] = []
 
     def run(self, until: Callable[[], bool], *, every_tick: Callable[[], None] | None = None) -> None:
-        """Start, and return when `until` holds; raises what a step raised. `every_tick` is called about 20 times a second."""
+        """Start, and return when `until` holds; raises what a step raised. `every_tick` is called about 20 times a second.
+
+        `HungError`, from that if there was one, if a thread is still in its last step after `join_seconds`.
+        """
         for steppable, event in zip(self._steppables, self._events, strict=True):
             steppable.wake = event.set
         for index, (steppable, event) in enumerate(zip(self._steppables, self._events, strict=True)):
@@ -83,6 +94,15 @@ class ThreadScheduler:
                     every_tick()
         finally:
             self._stop()
+        hung = [thread.name for thread in self._threads if thread.is_alive()]
+        if hung:
+            failure = next(iter(self._failures), None)
+            before = "" if failure is None else f" The run had failed before: {failure!r}."
+            raise HungError(
+                f"{', '.join(hung)} did not end within {self._join_seconds:g} seconds: a disk, a network file system, a connector or a "
+                f"function of the pipeline hangs.{before} The run is not started again in this process, because the hanging thread might "
+                "still write. End this process, and start it again."
+            ) from failure
         if self._failures:
             raise self._failures[0]
 
@@ -90,8 +110,9 @@ class ThreadScheduler:
         self._halt.set()
         for event in self._events:
             event.set()
+        deadline_s = time.monotonic() + self._join_seconds
         for thread in self._threads:
-            thread.join(JOIN_SECONDS)
+            thread.join(max(deadline_s - time.monotonic(), 0.0))
 
     def _loop(self, steppable: Steppable, event: threading.Event) -> None:
         try:
@@ -135,7 +156,7 @@ def run(
             if not config.fresh:
                 refuse_earlier_output(plan)
             config = replace(config, state=stack.enter_context(TemporaryDirectory(prefix="fordstone-")))
-        disk = stack.enter_context(closing(OsDisk(config.directory)))
+        disk = stack.enter_context(closing(OsDisk(config.directory, private=True)))
         disk.lock()
         clock = SystemClock()
         failpoints = failpoints_of_process()
@@ -156,6 +177,10 @@ def run(
             began_us = clock.monotonic_us()
             try:
                 return _run_once(plan, functions, config, environment, signals, on_progress, restarts)
+            except HungError as error:
+                # It keeps the lock until the process ends, and takes no change, whenever the thread comes back.
+                disk.abandon(str(error))
+                raise
             except FordstoneError:
                 # The user has to do something about it: trying again would only say it again.
                 raise
@@ -219,10 +244,18 @@ def _run_once(
         for failures in itertools.count(1):
             try:
                 engine = recovered_engine(
-                    plan, functions, config, environment, store, links.remote(), outbox=links.outbox
+                    plan,
+                    functions,
+                    config,
+                    environment,
+                    store,
+                    links.remote(),
+                    outbox=links.outbox,
+                    ownership=links.ownership,
+                    take_over=links.take_over,
                 )
             except SinkDelayedError as error:
-                # The last epoch had rows for the hub, and it is unknown whether it took them.
+                # The last epoch had rows for the hub, and it is unknown whether it took them; or there is a lease to take over.
                 log.warning("waiting for the hub", extra={"pipeline": plan.pipeline, "problem": str(error)})
                 if signals.wait(HUB_WAIT.wait_s(failures, chance=random.random())):  # noqa: S311 - jitter
                     raise
@@ -277,7 +310,7 @@ def _run_engine(
     if config.bounded or config.available_now:
         fetching.once()
     with fetching:
-        ThreadScheduler(steppables).run(lambda: engine.over, every_tick=tick)
+        ThreadScheduler(steppables, join_seconds=JOIN_SECONDS).run(lambda: engine.over, every_tick=tick)
     patience = Patience.BRIEF
     if not signals.stop_requested and (engine.ended or config.available_now):
         patience = Patience.UNTIL_SENT if engine.ended else Patience.WHILE_IT_ANSWERS
@@ -295,17 +328,19 @@ def recovered_engine(
     remote: RemoteCheckpoints | None,
     *,
     outbox: Outbox | None = None,
+    ownership: Ownership | None = None,
+    take_over: Callable[[], None] | None = None,
 ) -> Engine:
     """An engine from the newest sealed epoch, which has been released (again). Epochs without a whole checkpoint are replayed first.
 
     A checkpoint that turns out to be damaged while it is read is set aside, and the one before is used.
     """
-    job = Job(plan, functions, config, environment, store)
+    job = Job(plan, functions, config, environment, store, ownership)
     while True:
         resumption = resume_from(store, plan, remote=remote)
         try:
             resumption = replay(job, resumption)
-            engine = Engine(job, resumption, outbox=outbox)
+            engine = Engine(job, resumption, outbox=outbox, take_over=take_over)
             try:
                 engine.release_again()
             except BaseException:

@@ -32,10 +32,14 @@ _EPOCH: Final = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=1, le=EPOCH_
 
 
 class DeliveryState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How far the hub has this node's epochs. Each of these only grows."""
+    """How far the hub has this node's epochs. Its numbers only grow, but for `acknowledged` after a restore of the hub."""
 
     acknowledged: int
     """The hub has every epoch up to this one."""
+    chain: str | None = None
+    """The chain at `acknowledged` (`protocol.chain`); None: it is not known here."""
+    log_id: str = ""
+    """The hub's log that acknowledged it; empty: none has yet."""
     dropped: int = 0
     """Epochs up to this one are sent without rows: the outbox was full, and was to drop the oldest."""
     unsent_before: int = 0
@@ -120,6 +124,11 @@ class EpochLog:
                 # What is needed may be more than the bound: then wait until it has doubled rather than rewrite every time.
                 self._rewrite_above_bytes = max(self._max_bytes, 2 * self._journal.size_bytes)
 
+    def restate(self, cut: Cut) -> None:
+        """Append the record of a sealed epoch after another one of that epoch. The file is not rewritten: another process appends to it."""
+        with self._mutex:
+            self._journal.append(encode_cut(cut))
+
     def add(self, cuts: Iterable[Cut]) -> None:
         """Take in records of sealed epochs from a remote. They win: what stands here may be from a commit that never happened."""
         with self._mutex:
@@ -132,15 +141,14 @@ class EpochLog:
         """If there is damage, keep a copy and rewrite the log with these records of whole manifests; return what was wrong."""
         content = self.read()
         cuts = list(cuts)
-        missing = [cut.epoch for cut in cuts if cut.epoch not in content.cuts]
+        # Where the two differ, the manifest is the commit.
+        missing = [cut.epoch for cut in cuts if content.cuts.get(cut.epoch) != cut]
         if not missing and not content.damaged_lines:
             return None
         if content.damaged_lines:
             keep_copy(self.path)
         self.add(cuts)
-        return (
-            f"{content.damaged_lines} of its lines cannot be read, {len(missing)} cuts of kept checkpoints are missing"
-        )
+        return f"{content.damaged_lines} of its lines cannot be read, {len(missing)} cuts of kept checkpoints are missing or differ"
 
     def output_of(self, epochs: range) -> set[str]:
         """The digests of the runs that these epochs released, as far as their records can be read."""

@@ -76,8 +76,11 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     segments: tuple[Segment, ...] = ()
     controls: dict[str, int] = {}
     """The version of each control table that was in effect when the epoch ended."""
-    restated: bool = False
-    """Rows that cross were damaged and computed again: the hub may have them in other bytes."""
+    sealed_as: str | None = None
+    """The digest of what crosses as it was sealed, if its rows were damaged since and computed again in other bytes: the hub may
+    have either. None: it is as it was sealed."""
+    chain_before: str | None = None
+    """The chain of what crosses before this epoch (`protocol.chain`); None: it was sealed without a hub, or before the hub was reached."""
     overtaking: bool = False
     """Unaligned, with rows in flight: they count as read, and are emitted in a later epoch."""
     bounded: bool = False

@@ -13,8 +13,7 @@ first bytes tell them apart.
 
 Invariants: nothing is parsed whose size and digest are not what the reference says. Equal bytes are equal rows, but
 equal rows need not be equal bytes (what lies under a null is anything): to compare rows, compare frames. A digest guards
-against damage, not against forgery: forged Arrow under a digest to match can crash the parser, so runs are taken only
-from those who are trusted with the state.
+against damage, not against forgery: runs of others are decoded by `untrusted`. What is encoded here is within the bounds that apply there.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from typing import Final, Literal
 
 import polars as pl
 
+from fordstone.epochs.ipc import DECODED_BYTES_FREE, FILE_MAGIC, decoded_bytes_max, read_facts
 from fordstone.errors import ConfigError, DamagedError
 from fordstone.state.base import RunRef
 from fordstone.storage.atomic import AtomicWriter
@@ -36,7 +36,6 @@ Compression = Literal["zstd", "lz4", "none"]
 COMPRESSIONS: Final[tuple[Compression, ...]] = ("zstd", "lz4", "none")
 DIGEST_CHARS: Final = 64
 _HEX: Final = frozenset("0123456789abcdef")
-_FILE_MAGIC: Final = b"ARROW1"
 _FILE_ROWS_MIN: Final = 50_000
 """From this many rows on the file format is quicker. Decided by rows alone, so that equal frames give equal files."""
 _CHUNK_ROWS_MIN: Final = 16_384
@@ -50,6 +49,16 @@ def encode_run(frame: pl.DataFrame, compression: Compression) -> tuple[RunRef, m
     chunks = frame.n_chunks()
     if chunks > 1 and frame.height < chunks * _CHUNK_ROWS_MIN:
         frame = frame.rechunk()
+    data = _written(frame, compression)
+    if compression != "none" and frame.estimated_size() > DECODED_BYTES_FREE // 2:
+        facts = read_facts(data)
+        if facts.decoded_bytes > decoded_bytes_max(data.nbytes):
+            # Compressed this well it would pass for a bomb where it is received.
+            data = _written(frame, "none")
+    return RunRef(digest=digest_of(data), size_bytes=data.nbytes, rows=frame.height), data
+
+
+def _written(frame: pl.DataFrame, compression: Compression) -> memoryview:
     buffer = io.BytesIO()
     codec: Literal["zstd", "lz4", "uncompressed"] = "uncompressed" if compression == "none" else compression
     # A clone, since writing locks its frame while it waits for the interpreter: a thread that holds the interpreter and asks the
@@ -59,8 +68,7 @@ def encode_run(frame: pl.DataFrame, compression: Compression) -> tuple[RunRef, m
         own.write_ipc(buffer, compression=codec)
     else:
         own.write_ipc_stream(buffer, compression=codec)
-    data = buffer.getbuffer()
-    return RunRef(digest=digest_of(data), size_bytes=data.nbytes, rows=frame.height), data
+    return buffer.getbuffer()
 
 
 def decode_run(data: bytes, ref: RunRef) -> pl.DataFrame:
@@ -69,7 +77,7 @@ def decode_run(data: bytes, ref: RunRef) -> pl.DataFrame:
     if problem is not None:
         raise DamagedError(f"run {short(ref.digest)} is damaged: it {problem}.")
     try:
-        frame = pl.read_ipc(data) if data.startswith(_FILE_MAGIC) else pl.read_ipc_stream(data)
+        frame = pl.read_ipc(data) if data.startswith(FILE_MAGIC) else pl.read_ipc_stream(data)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError) as error:
         raise DamagedError(f"run {short(ref.digest)} has the right digest but is no Arrow IPC: {error}.") from error
     if frame.height != ref.rows:

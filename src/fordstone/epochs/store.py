@@ -19,8 +19,7 @@ import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -39,7 +38,7 @@ from fordstone.epochs.manifest import (
     parse_epoch_name,
 )
 from fordstone.epochs.run_file import COMPRESSIONS, Compression, RunStore, short
-from fordstone.errors import CheckpointError, ConfigError, DamagedError, StorageError
+from fordstone.errors import CheckpointError, ConfigError, DamagedError, StorageError, StoreLockedError
 from fordstone.plan.ids import checked_name
 from fordstone.protocol.recovery import CheckpointFact
 from fordstone.protocol.retention import decide_retention
@@ -218,7 +217,8 @@ class CheckpointStore:
 
         Called once per epoch, in order. `sealed_before`: the epoch was sealed before and its manifest is damaged, aside, or
         only remote; this one takes its place. On `StorageError` that is not fatal, nothing was sealed and the same
-        epoch may be tried again.
+        epoch may be tried again. `StoreLockedError` if another process has sealed the epoch: on some network file systems locks keep
+        no process out, but a manifest never takes the name of one that is there.
         """
         self._check_writable()
         digests = frozenset(run.digest for run in manifest.runs())
@@ -228,11 +228,19 @@ class CheckpointStore:
                 needed_from = min(self._named, default=manifest.epoch)
             self._runs.sync()
             self.failpoints.hit("runs.dir-synced")
+            if manifest.epoch not in self._named and self._disk.exists(self._manifest_path(manifest.epoch)):
+                raise self._taken(manifest.epoch)
             self.log.record(manifest.cut, sealed_before=sealed_before, needed_from=needed_from)
             if manifest.epoch in self._named:
                 self.set_aside(manifest.epoch, "it was computed again")
                 self._check_present(manifest, digests)
-            self._publish(manifest, digests)
+            try:
+                self._publish(manifest, digests, over=False)
+            except FileExistsError as error:
+                with contextlib.suppress(CheckpointError):
+                    # Of two records the later one counts, and that was this process's.
+                    self.log.restate(self.manifest(manifest.epoch).cut)
+                raise self._taken(manifest.epoch) from error
             self.log.note_sealed(manifest.epoch)
 
     def replace(self, manifest: Manifest) -> None:
@@ -245,7 +253,7 @@ class CheckpointStore:
                     raise CheckpointError(f"{self._title(manifest.epoch)} does not exist, so it cannot be replaced.")
                 self._check_present(manifest, digests)
             self._runs.sync()
-            self._publish(manifest, digests)
+            self._publish(manifest, digests, over=True)
             self.failpoints.hit("merge.replaced")
 
     def epochs(self) -> tuple[int, ...]:
@@ -373,7 +381,7 @@ class CheckpointStore:
             if self._pins[epoch] <= 0:
                 del self._pins[epoch]
 
-    def collect(self, *, acknowledged: int | None = None, held: AbstractSet[str] = frozenset()) -> Collected:
+    def collect(self, *, acknowledged: Collection[int] = (), held: Iterable[str] = ()) -> Collected:
         """Remove what is no longer retained: manifests first, durably, then the runs that no manifest names and that are not `held`.
 
         Called after each commit. The output of an epoch that is still to be replayed stays too, to be compared with. While
@@ -390,7 +398,7 @@ class CheckpointStore:
                 keep=self._keep,
                 pinned=self._pins.keys(),
                 acknowledged=acknowledged,
-                held=self._runs.held() | self._committing | self._sealed_output() | held,
+                held=itertools.chain(self._runs.held() | self._committing | self._sealed_output(), held),
             )
             for epoch in decision.remove_manifests:
                 self._disk.remove(self._manifest_path(epoch))
@@ -459,8 +467,16 @@ class CheckpointStore:
             with self._mutex:
                 self._committing = frozenset()
 
-    def _publish(self, manifest: Manifest, digests: frozenset[str]) -> None:
-        self._writer.write(self._manifest_path(manifest.epoch), encode_manifest(manifest), kind="manifest")
+    def _taken(self, epoch: int) -> StoreLockedError:
+        return StoreLockedError(
+            f"{self._title(epoch)} on node {self.node} was written by another process: two processes use this state directory, and the "
+            "lock did not keep them apart, as on a network file system without locks. Nothing of this process's epoch was released.\n"
+            "Stop one of them, or give each a directory of its own on a local disk."
+        )
+
+    def _publish(self, manifest: Manifest, digests: frozenset[str], *, over: bool) -> None:
+        path = self._manifest_path(manifest.epoch)
+        self._writer.write(path, encode_manifest(manifest), kind="manifest", over=over)
         with self._mutex:
             self._named[manifest.epoch] = digests
             self._runs.committed(digests)

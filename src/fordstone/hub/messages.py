@@ -19,6 +19,7 @@ from msgspec import Meta
 from fordstone.epochs.run_file import DIGEST_CHARS
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan.ids import NAME_PATTERN
+from fordstone.protocol.chain import CHAIN_CHARS, CHAIN_START
 from fordstone.protocol.progress import Counters
 from fordstone.state.base import RunRef
 
@@ -32,6 +33,12 @@ BODY_BYTES_MAX: Final = 16 << 20
 WAIT_SECONDS_MAX: Final = 60.0
 """Maximum wait of a long poll."""
 PAGE_ENTRIES_MAX: Final = 10_000
+LIST_ROWS_MAX: Final = 1_000
+"""Maximum number of nodes or epochs on one page of a list. A node has up to 2,000 characters of text."""
+LIST_STREAMS_MAX: Final = 100
+"""Maximum number of streams on one page of a list: each is summed up over all of its nodes."""
+NODES_PER_REQUEST_MAX: Final = 1_000
+"""Maximum number of nodes whose epochs one request asks for."""
 NAMES_MAX: Final = 1_000
 """Maximum number of streams, or of control tables, in one epoch."""
 DIGESTS_MAX: Final = 100_000
@@ -44,6 +51,8 @@ Digest: TypeAlias = Annotated[str, Meta(pattern=rf"\A[0-9a-f]{{{DIGEST_CHARS}}}\
 """The texts that `epochs.run_file.is_digest` takes."""
 Word: TypeAlias = Annotated[str, Meta(pattern=r"\A[!-~]{1,200}\Z")]
 """A random word that identifies an owner."""
+Chain: TypeAlias = Annotated[str, Meta(pattern=rf"\A([0-9a-f]{{{CHAIN_CHARS}}})?\Z")]
+"""As `protocol.chain` makes it; empty at epoch 0."""
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,8 +84,14 @@ class EpochEntry(Message, frozen=True):
     ended: bool = False
     controls: Annotated[dict[Name, Number], Meta(max_length=NAMES_MAX)] = {}
     """The version of each control table that the node had taken when this epoch ended."""
+    sealed_as: Digest | None = None
+    """The digest of this epoch as it was sealed, if it is sent in another form since: its rows were dropped, or damaged and
+    computed again in other bytes. None: it is sent as it was sealed."""
 
     def digest(self) -> str:
+        """Return what identifies the epoch: two forms of a sealed epoch have the same digest."""
+        if self.sealed_as is not None:
+            return self.sealed_as
         return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
 
 
@@ -99,23 +114,30 @@ class Commit(Message, frozen=True):
     generation: Generation
     epochs: Annotated[tuple[EpochEntry, ...], Meta(max_length=EPOCHS_PER_COMMIT_MAX)]
     checkpoint: Checkpoint | None = None
+    after: Chain | None = None
+    """The chain before the first epoch, as the node has it. The hub rejects the commit if its own is another one. A hub that was
+    restored from a backup takes the chain from here if the node no longer has all epochs between."""
 
 
 class Committed(Message, frozen=True):
     """201, or 200 if all of it was there already."""
 
     head: int
+    chain: str
+    """At `head`."""
     already: bool = False
 
 
 ErrorCode: TypeAlias = Literal[
-    "gap", "other_content", "stale_generation", "missing_blobs", "held", "wrong_digest", "too_large", "too_many_requests",
-    "bad_request", "bad_name", "unauthorised", "forbidden", "not_found", "storage", "gone", "failed",
+    "gap", "other_content", "not_head", "stale_generation", "missing_blobs", "held", "wrong_digest", "too_large", "too_many_requests",
+    "bad_request", "bad_name", "unauthorised", "forbidden", "not_found", "storage", "gone", "failed", "limit_reached",
 ]  # fmt: skip
 STATUS: Final[dict[ErrorCode, int]] = {
     "gap": 409,
     "other_content": 409,
     "held": 409,
+    "limit_reached": 409,
+    "not_head": 409,
     "stale_generation": 412,
     "missing_blobs": 424,
     "wrong_digest": 400,
@@ -176,6 +198,14 @@ class LeaseRequest(Message, frozen=True):
     """Random, kept in the state directory: the same directory is the same holder."""
     local: Number
     """The incarnation: one more with every start, fsynced."""
+    start: Word
+    """Random, made anew with every start: a copy of a directory has the same incarnations, but other starts."""
+    head: Number = 0
+    """The newest epoch that the node has in common with the hub. A later start of the same holder must name the hub's newest one."""
+    chain: Chain = CHAIN_START
+    """The chain at `head`, which the node computes from its own epochs."""
+    log_id: Annotated[str, Meta(max_length=200)] = ""
+    """The log that acknowledged the node's epochs; empty: none did, or it is unknown."""
     take_over: bool = False
     """Fence the previous holder. Otherwise another holder's lease is respected (`held`); it never expires."""
 
@@ -186,15 +216,31 @@ class Lease(Message, frozen=True):
     generation: Generation
     head: int
     """The newest epoch that the hub has; 0: none."""
+    chain: str
+    """The chain at `head`."""
+    log_id: str
 
 
 class Head(Message, frozen=True):
     """`GET .../head`: the node's newest epoch at the hub."""
 
+    log_id: str
+    """The hub's log: another word after a restore (`fordstone hub restore`), and at another hub."""
+    former_logs: tuple[str, ...] = ()
+    """What this log was called before it was restored, the newest first."""
     epoch: int = 0
-    digest: str = ""
-    """Of the newest entry."""
+    chain: str = CHAIN_START
+    """At `epoch`: it stands for every epoch up to it (`protocol.chain`)."""
     generation: Generation | None = None
+    resync: bool = False
+    """The hub was restored from a backup, and this node has not been in contact since."""
+
+
+class NodePosition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How far the log of a node was read: an epoch, and the chain at it (rule 24). In JSON `[22, "9f86d0..."]`."""
+
+    epoch: Number = 0
+    chain: Chain = CHAIN_START
 
 
 class StreamEpoch(Message, frozen=True):
@@ -204,6 +250,8 @@ class StreamEpoch(Message, frozen=True):
     """The hub's own number of the commit: grows, the same for all epochs that were committed together."""
     node: str
     epoch: int
+    chain: str
+    """At this epoch. It covers every epoch of the node up to it, those without this stream too."""
     runs: tuple[RunRef, ...]
     watermark_us: int
     received_us: int
@@ -211,24 +259,112 @@ class StreamEpoch(Message, frozen=True):
     ended: bool = False
 
 
-class StreamPage(Message, frozen=True):
-    """`GET /pipelines/{p}/streams/{s}/epochs?after=SEQ&wait=SECONDS&limit=N` (long poll): whole commits, in order of `seq`."""
+class StreamNode(Message, frozen=True):
+    """The newest epoch of one stream of one node, and what the hub has removed before it."""
 
-    epochs: tuple[StreamEpoch, ...]
+    node: str
+    seq: int
+    """The hub's number of the newest commit."""
+    epoch: int
+    chain: str
+    """At `epoch`."""
+    watermark_us: int
+    received_us: int
+    """By the hub's clock."""
+    ended: bool = False
+    removed: int = 0
+    """The newest epoch of the stream that the hub has removed; 0: none. By now it may be more."""
+    size_bytes: int = 0
+    """Of all epochs that the hub keeps."""
+
+
+class StreamNodes(Message, frozen=True):
+    """`GET /pipelines/{p}/streams/{s}/nodes?after=SEQ&log=ID&wait=SECONDS&limit=N` (long poll): the nodes with commits after SEQ.
+
+    In order of `seq`. If ID is not that of the log, from the start.
+    """
+
+    nodes: tuple[StreamNode, ...]
     next: int
     """The `after` of the next request."""
+    log_id: str
     more: bool = False
     """There is more already."""
     blobs: str | None = None
     """An fsspec URL with blobs as `<digest[:2]>/<digest>`, for readers that can reach it. None: only through the hub."""
 
 
+class EpochRange(Message, frozen=True):
+    """Which epochs of a node a reader asks for."""
+
+    after: Number = 0
+    until: Number | None = None
+    """None: whatever there is."""
+    seen: NodePosition = NodePosition()
+    """A position that was read from this log. If the hub's log has other content there, the node is stopped."""
+    earliest: bool = False
+    """If the hub has removed epochs after `after`, begin with the first one that it keeps. Otherwise the node is stopped."""
+
+
+class EpochsRequest(Message, frozen=True):
+    """`POST /pipelines/{p}/streams/{s}/epochs`: the next epochs of these nodes, the most urgent node first."""
+
+    nodes: Annotated[dict[Name, EpochRange], Meta(max_length=NODES_PER_REQUEST_MAX)]
+    rows_max: Number = NUMBER_MAX
+    """About how many rows per node; an epoch with more is given alone."""
+    epochs_max: Annotated[int, Meta(ge=1, le=PAGE_ENTRIES_MAX)] = PAGE_ENTRIES_MAX
+    """Maximum number of epochs per node."""
+    listed: bool = True
+    """False: only where these epochs end."""
+
+
+StopCode: TypeAlias = Literal["beyond", "differs", "unknown", "gone", "lost"]
+"""Why a node is stopped: `beyond`, `differs` and `unknown` as in `protocol.chain`; `gone`: unread epochs were removed; `lost`: they were
+lost with a log that was restored from a backup."""
+
+
+class NodeStop(Message, frozen=True):
+    """Why the epochs of a node are not given."""
+
+    code: StopCode
+    reason: str
+    """For a person."""
+
+
+class NodeEpochs(Message, frozen=True):
+    """The epochs of one node, in order."""
+
+    epochs: tuple[StreamEpoch, ...] = ()
+    """Empty if they were not to be listed."""
+    first: int = 0
+    """The first of them; 0: there is none."""
+    end: NodePosition = NodePosition()
+    """The last of them."""
+    stopped: NodeStop | None = None
+
+
+class StreamEpochs(Message, frozen=True):
+    """The response to an `EpochsRequest`. Nodes that had no room in it are left out: ask for them again. One is always in it."""
+
+    nodes: dict[str, NodeEpochs]
+    log_id: str
+    blobs: str | None = None
+    """As in `StreamNodes`."""
+
+
 class ConsumerPosition(Message, frozen=True):
-    """`PUT /pipelines/{p}/consumers/{c}`: this consumer will never ask for these epochs again: stream to node to epoch."""
+    """`PUT /pipelines/{p}/consumers/{c}`: this consumer will never ask for epochs up to these again: stream to node to position."""
 
     streams: Annotated[
-        dict[Name, Annotated[dict[Name, Number], Meta(max_length=PAGE_ENTRIES_MAX)]], Meta(max_length=NAMES_MAX)
+        dict[Name, Annotated[dict[Name, NodePosition], Meta(max_length=PAGE_ENTRIES_MAX)]], Meta(max_length=NAMES_MAX)
     ]
+
+
+class Acknowledged(Message, frozen=True):
+    """The response to a `ConsumerPosition`. Positions that are not of this log are not kept; the others are."""
+
+    refused: dict[str, dict[str, str]] = {}
+    """Stream to node to the reason, for a person."""
 
 
 class ControlPublish(Message, frozen=True):
@@ -265,6 +401,7 @@ class ControlPage(Message, frozen=True):
 
     versions: tuple[ControlVersion, ...]
     newest: int
+    log_id: str
     blobs: str | None = None
 
 
@@ -281,6 +418,58 @@ class Health(Message, frozen=True):
     version: str = ""
 
 
+REASON_CHARS_MAX: Final = 1_000
+
+
+class Quarantine(Message, frozen=True):
+    """A node that is not read on (rule 25)."""
+
+    epoch: int
+    """The first epoch that is not read."""
+    reason: str
+    """For a person."""
+    since_us: int
+    by: str
+    """The consumer that could not take the epoch, or `OPERATOR`."""
+
+
+OPERATOR: Final = "operator"
+
+
+class QuarantineRequest(Message, frozen=True):
+    """`PUT /pipelines/{p}/nodes/{node}/quarantine`: do not read this node on. An earlier epoch replaces a later one, and not the other way."""
+
+    epoch: Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
+    reason: Annotated[str, Meta(max_length=REASON_CHARS_MAX)]
+    by: Name
+
+
+class QuarantineChange(Message, frozen=True):
+    """The response to `PUT` and `DELETE` of a quarantine."""
+
+    quarantine: Quarantine | None
+    """As it is now; None: the node is read."""
+    changed: bool
+    seq: int
+    """Readers that know the log up to this number know of it."""
+
+
+class SkipRequest(Message, frozen=True):
+    """`POST /pipelines/{p}/nodes/{node}/skip`: pass over the epochs at which readers stop, up to this one. Releases the node."""
+
+    until: Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+
+
+class SkippedEpochs(Message, frozen=True):
+    """A range of epochs that readers pass over; `last` may be the one before `first`."""
+
+    first: int
+    last: int
+    rows: int
+    """Of these epochs, as far as the hub has them when they were skipped."""
+    at_us: int
+
+
 class NodeInfo(Message, frozen=True):
     """A pipeline on a node, in `GET /nodes`."""
 
@@ -292,6 +481,12 @@ class NodeInfo(Message, frozen=True):
     """When the node last contacted the hub."""
     committed_us: int | None
     health: Health | None = None
+    lost: tuple[tuple[int, int], ...] = ()
+    """First and last of each range of epochs that was lost when the hub was restored from a backup."""
+    resync: bool = False
+    """The hub was restored from a backup, and this node has not been in contact since: it may have epochs that the hub lost."""
+    quarantine: Quarantine | None = None
+    skips: tuple[SkippedEpochs, ...] = ()
 
 
 class StreamInfo(Message, frozen=True):
@@ -311,7 +506,7 @@ class StreamInfo(Message, frozen=True):
 
 
 class EpochInfo(Message, frozen=True):
-    """An epoch, in `GET /epochs?pipeline=&node=&limit=`: newest first."""
+    """An epoch, in `GET /epochs`."""
 
     seq: int
     pipeline: str
@@ -327,22 +522,54 @@ class EpochInfo(Message, frozen=True):
     generation: Generation
 
 
-class Nodes(Message, frozen=True):
-    """`GET /nodes`."""
+class Nodes(Message, frozen=True, omit_defaults=True):
+    """`GET /nodes?pipeline=&after=&limit=`: one page, by pipeline, then node."""
 
     nodes: tuple[NodeInfo, ...]
+    next: str | None = None
+    """The `after` of the next request; None: this is the last page."""
 
 
-class Streams(Message, frozen=True):
-    """`GET /streams`."""
+class Streams(Message, frozen=True, omit_defaults=True):
+    """`GET /streams?after=&limit=`: one page, by pipeline, then stream."""
 
     streams: tuple[StreamInfo, ...]
+    next: str | None = None
 
 
-class Epochs(Message, frozen=True):
-    """`GET /epochs`."""
+class Epochs(Message, frozen=True, omit_defaults=True):
+    """`GET /epochs?pipeline=&node=&after=&limit=`: one page, newest first."""
 
     epochs: tuple[EpochInfo, ...]
+    next: str | None = None
+
+
+class ScrubPage(Message, frozen=True, omit_defaults=True):
+    """`POST /scrub?after=DIGEST`: the hub has read some blobs and compared their digests, in order of the digests."""
+
+    blobs: int
+    size_bytes: int
+    damaged: tuple[str, ...] = ()
+    next: str | None = None
+    """The `after` of the next request; None: these were the last ones."""
+
+
+class DamagedBlob(Message, frozen=True):
+    """A blob whose content is not what its digest says, or is gone. It counts as missing until it is uploaded again."""
+
+    digest: str
+    size_bytes: int
+    references: int
+    """How many epochs, checkpoints and versions of control tables name it."""
+    named_by: tuple[str, ...]
+    """Some of these, for a person."""
+
+
+class DamagedBlobs(Message, frozen=True, omit_defaults=True):
+    """`GET /damaged?after=DIGEST`: one page, in order of the digests."""
+
+    blobs: tuple[DamagedBlob, ...]
+    next: str | None = None
 
 
 class Digests(Message, frozen=True):

@@ -99,6 +99,13 @@ class Operator(ABC):
     def on_barrier(self, moment: Moment) -> Emits:
         """An epoch ends here: emit what is due once per epoch, or by the clock. State is frozen right after."""
 
+    def clock_due_us(self) -> int | None:
+        """From when on, by the clock, `on_barrier` has something to do although no row and no watermark came. Called after it.
+
+        None, as it is for operators that do nothing by the clock: never. A pipeline in which nothing else happens has no barrier before.
+        """
+        return None
+
     @abstractmethod
     def states(self) -> Mapping[str, State]:
         """The states by name, always the same objects; empty for a stateless operator."""

@@ -321,8 +321,15 @@ class Aggregate(KeyedByColumns, frozen=True, tag="aggregate", kw_only=True):
     """Interval of provisional results by the clock; then rows replace each other by key and window."""
     allowed_lateness_us: int = 0
     """How long after its end a window is kept for late rows; then, too, rows replace each other by key and window."""
+    ttl_us: int | None = None
+    """Without a window: a key without a row for this long, in event time, is forgotten. None: never."""
     merges: RowsBelow | None = None
     """The input is partial rows, which a `Combine` made of such rows; None: it is rows."""
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether partial rows are not enough: which rows belong together depends on the rows between them."""
+        return isinstance(self.window, Session | Count) or self.ttl_us is not None
 
 
 class Ewma(KeyedByColumns, frozen=True, tag="ewma", kw_only=True):

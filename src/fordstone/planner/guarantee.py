@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fordstone.connectors.base import Delivery
-from fordstone.connectors.registry import sink_delivery, source_delivery
+from fordstone.connectors.base import Capability, Delivery
+from fordstone.connectors.registry import capabilities, fences, sink_delivery, source_delivery
 from fordstone.plan import plan as p
 
 _STRENGTH = {Delivery.AT_MOST_ONCE: 0, Delivery.AT_LEAST_ONCE: 1, Delivery.EXACTLY_ONCE: 2}
@@ -46,8 +46,16 @@ def _between(plan: p.Plan, source: p.Source, sink: p.Sink) -> PathGuarantee:
     gives, why = min(parts, key=lambda part: _STRENGTH[part[0]])
     if gives == Delivery.EXACTLY_ONCE:
         ids = "rows carry ids (__id) by which the receiver drops repeats"
-        why = ids if with_ids else "replay and one commit per epoch"
+        why = ids if with_ids else "replay and one commit per epoch" + _on_takeover(sink)
     return PathGuarantee(source=source.name, sink=sink.name, gives=gives, why=why)
+
+
+def _on_takeover(sink: p.Sink) -> str:
+    """What to add for a sink that other machines can write to, and that cannot refuse the one which was replaced."""
+    with_ids = sink.release == "at_once"  # repeats are dropped by them
+    if with_ids or Capability.IN_PROCESS in capabilities(sink.connector) or fences(sink.connector):
+        return ""
+    return f"; at-least-once on takeover: sink {sink.name} ({sink.connector.kind}) cannot refuse an older generation"
 
 
 def end_to_end(plan: p.Plan) -> list[PathGuarantee]:
@@ -64,7 +72,9 @@ def _through_the_hub(plan: p.Plan, path: PathGuarantee) -> PathGuarantee:
     crosses = any(isinstance(step, p.ToCenter) for step in plan.upstream(path.sink))
     if not crosses or path.gives != Delivery.EXACTLY_ONCE:
         return path
-    return replace(path, why="replay, one commit per epoch, and the hub takes each epoch of a node once")
+    sink = plan.step(path.sink)
+    note = _on_takeover(sink) if isinstance(sink, p.Sink) else ""
+    return replace(path, why=f"replay, one commit per epoch, and the hub takes each epoch of a node once{note}")
 
 
 def _to_table(plan: p.Plan, source: p.Source, step: p.ToEdges) -> PathGuarantee:

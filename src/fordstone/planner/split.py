@@ -19,7 +19,7 @@ import msgspec
 
 from fordstone.connectors.base import Capability
 from fordstone.connectors.registry import capabilities
-from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.address import FROM_EARLIEST, HubAddress
 from fordstone.lang.dialect import quoted_name
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.partial import END
@@ -351,7 +351,7 @@ class Crossing:
 
     def sink(self) -> p.Sink:
         end = p.Input(self.below[-1].name) if self.below else self.step.input
-        connector = p.ConnectorSpec("center", {"stream": self.step.name})
+        connector = p.ConnectorSpec("center", {"stream": self.step.name, "offline_us": self.step.offline_us})
         return p.Sink(name=self.step.name, input=end, connector=connector, tier="center")
 
     def source(self, pipeline: str) -> p.Source:
@@ -441,9 +441,13 @@ def _rewired(step: p.Step, moved: Mapping[str, str]) -> p.Step:
     return msgspec.structs.replace(step, **changed)
 
 
-def placed(plan: p.Plan, hub: HubAddress) -> p.Plan:
-    """The plan with the hub's address in every connector that goes there. Called once, right before a run."""
-    return msgspec.structs.replace(plan, steps=tuple(_placed(step, hub.at()) for step in plan.steps))
+def placed(plan: p.Plan, hub: HubAddress, *, from_earliest: bool = False) -> p.Plan:
+    """The plan with the hub's address in every connector that goes there. Called once, right before a run.
+
+    `from_earliest`: sources of which nothing was read begin with the earliest epochs that the hub keeps.
+    """
+    at = hub.at() | ({FROM_EARLIEST: "true"} if from_earliest else {})
+    return msgspec.structs.replace(plan, steps=tuple(_placed(step, at) for step in plan.steps))
 
 
 def _placed(step: p.Step, at: dict[str, str]) -> p.Step:

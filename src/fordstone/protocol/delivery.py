@@ -2,12 +2,13 @@
 
 The hub (`hub.store.commits`) and the node (`edge.link.sender`) gather the facts, and carry the decisions out.
 
-Invariants of the hub: its epochs have no gaps and never change; a commit that overlaps with what is there, as after a lost
+Invariants of the hub: its epochs never change, and have no gaps but those that a restore from a backup has left, which are
+recorded; a commit that overlaps with what is there, as after a lost
 response, adds only the new epochs; nothing below the granted fence is accepted, not even epochs that are there already, so
 that a fenced node learns of it.
 
 Invariants of the node: an epoch that the hub has is never sent again; an epoch is dropped here only if the hub has it; if node
-and hub disagree about what was sealed, nothing is sent.
+and hub disagree about what was sealed, nothing is sent, and nobody is fenced.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple, TypeAlias
 
+from fordstone.protocol.chain import PositionJudgement
 from fordstone.protocol.lease import Fence
 from fordstone.protocol.retry import Backoff
 
@@ -35,6 +37,8 @@ class Accept:
     """All epochs from `first_new` on are new, and follow the newest that is there."""
 
     first_new: int
+    lost_from: int | None = None
+    """The hub was restored from a backup, and the node no longer has the epochs from this one to the one before `first_new`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class AlreadyDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherContent:
-    """This epoch is there with other content."""
+    """This epoch, or one before it, is there with other content."""
 
     epoch: int
 
@@ -92,6 +96,10 @@ class CommitFacts:
     """At least one, contiguous, in order."""
     known: Mapping[int, str]
     """Digests of epochs that are there. Those of old epochs are not kept; their content is assumed to be the same."""
+    after: PositionJudgement | None = None
+    """How the chain that the node has before the first epoch compares with what is there; None: the node does not say."""
+    resync: bool = False
+    """The hub was restored from a backup, and this node has committed nothing since: its next commit may leave epochs out."""
 
 
 def decide_order(facts: CommitFacts) -> CommitDecision:
@@ -100,12 +108,17 @@ def decide_order(facts: CommitFacts) -> CommitDecision:
         return NotGranted()
     if facts.fence < facts.granted:
         return Stale(by=facts.granted)
+    first = facts.sent[0].epoch
+    if facts.after is PositionJudgement.DIFFERS:
+        return OtherContent(epoch=first - 1)
     for sent in facts.sent:
         if sent.epoch <= facts.head and facts.known.get(sent.epoch, sent.digest) != sent.digest:
             return OtherContent(epoch=sent.epoch)
     if facts.sent[-1].epoch <= facts.head:
         return AlreadyDone()
-    if facts.sent[0].epoch > facts.head + 1:
+    if first > facts.head + 1:
+        if facts.resync and facts.after is not None:
+            return Accept(first_new=first, lost_from=facts.head + 1)
         return Gap(next_epoch=facts.head + 1)
     return Accept(first_new=facts.head + 1)
 
@@ -167,7 +180,9 @@ class SyncState:
     newest: int
     """The newest epoch that is sealed here."""
     same: bool | None = None
-    """Whether epoch `head` has the same content on both sides; None: it is no longer here, or was replayed."""
+    """Whether both sides have the same chain at `head`; None: it is not known here."""
+    restored: bool = False
+    """The log that acknowledged `sent` was restored from a backup since, as the hub says."""
     unsent_before: int = 0
     """Epochs up to this one were sealed before there was an outbox, so they hold nothing for the hub."""
 
@@ -188,8 +203,15 @@ class SendEmpty:
 
 
 @dataclass(frozen=True, slots=True)
+class OfferAgain:
+    """The hub was restored from a backup: it has nothing after `head`. What is still here is sent again, and the rest is lost."""
+
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
 class ContentDiffers:
-    """An epoch has other content at the hub."""
+    """The epochs up to this one have other content at the hub."""
 
     epoch: int
 
@@ -204,13 +226,13 @@ class NodeIsOlder:
 
 @dataclass(frozen=True, slots=True)
 class HubIsOlder:
-    """The hub lacks epochs that it had acknowledged, and that are no longer here."""
+    """The hub lacks epochs that were acknowledged, and does not say that it was restored from a backup; or it is another hub."""
 
     head: int
     sent: int
 
 
-Reconciliation = InSync | SendEmpty | ContentDiffers | NodeIsOlder | HubIsOlder
+Reconciliation = InSync | SendEmpty | OfferAgain | ContentDiffers | NodeIsOlder | HubIsOlder
 
 
 def reconcile(state: SyncState) -> Reconciliation:
@@ -223,6 +245,8 @@ def reconcile(state: SyncState) -> Reconciliation:
         return InSync(state.head)
     if state.sent <= state.unsent_before:
         return SendEmpty(state.head + 1, state.sent)
+    if state.restored:
+        return OfferAgain(state.head)
     return HubIsOlder(state.head, state.sent)
 
 
@@ -234,7 +258,7 @@ class Reaction(Enum):
     STOP_HELD = auto()
     """Another holder has the lease, and `take_over` was not given."""
     RENEW_LEASE = auto()
-    """The hub does not have the lease: it may be another hub, or one with older data."""
+    """The hub does not have the lease, or its newest epoch is another one than the request named: look again, and request it."""
     RECONCILE = auto()
     """The hub has other epochs than the node assumed: compare again before anything is sent."""
     SEND_BLOBS = auto()
@@ -247,6 +271,7 @@ _REACTIONS: Final = {
     "stale_generation": Reaction.STOP_FENCED,
     "held": Reaction.STOP_HELD,
     "not_found": Reaction.RENEW_LEASE,
+    "not_head": Reaction.RENEW_LEASE,
     "gap": Reaction.RECONCILE,
     "other_content": Reaction.RECONCILE,
     "missing_blobs": Reaction.SEND_BLOBS,

@@ -2,14 +2,18 @@
 
 The hub gathers what it has granted and what is requested, and stores the outcome before it responds.
 
-Invariants: a fence never decreases; two holders never have the same hub generation; a request that is repeated after a
-lost response gets the same fence.
+A copy of a state directory, as from a backup or a cloned machine, has the same holder as the original. What it cannot have shows
+the difference: the newest epoch that the original has committed. So a later start of a holder must name the hub's head and the chain at it.
+
+Invariants: a fence never decreases; two holders never have the same hub generation; two starts of one holder never have the same
+fence; a copy without the newest epoch never gets the lease, however often it is started, unless it takes over on purpose; a request
+that is repeated after a lost response gets the same fence.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 
 class Fence(NamedTuple):
@@ -17,6 +21,10 @@ class Fence(NamedTuple):
 
     hub: int
     local: int
+
+
+NO_FENCE: Final = Fence(0, 0)
+"""Of one that never had a generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +43,19 @@ class HeldByOther:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OlderIncarnation:
-    """The same state directory was started again since: this process is an old one, or the directory is an old copy."""
+    """The same state directory was started since: this process is an old one, or the directory is a copy."""
 
     by: Fence
 
 
-LeaseDecision: TypeAlias = Granted | HeldByOther | OlderIncarnation
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotHead:
+    """The request does not name the head. The head has moved since the node looked, or the state directory is an old copy."""
+
+    head: int
+
+
+LeaseDecision: TypeAlias = Granted | HeldByOther | OlderIncarnation | NotHead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +64,55 @@ class Holding:
 
     holder: str
     fence: Fence
+    start: str | None
+    """The random word of the start that got it; None: the hub was restored from a backup since, and the lease has ended."""
 
 
-def decide_lease(holding: Holding | None, *, holder: str, local: int, take_over: bool = False) -> LeaseDecision:
-    """Judge one request; `holding` is what was granted before, None if nothing ever was.
+class Position(NamedTuple):
+    """A node's newest epoch, and the chain at it."""
 
-    A take-over by the present holder changes nothing, so the request may be repeated.
-    """
+    epoch: int
+    chain: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseFacts:
+    """A request, and what the hub has."""
+
+    holding: Holding | None
+    """None: no lease was ever granted."""
+    head: Position
+    """At the hub."""
+    holder: str
+    local: int
+    start: str
+    claimed: Position
+    """The newest epoch that the node says it has in common with the hub."""
+    restored: bool = False
+    """The epochs of this node were acknowledged by the hub's log before that was restored from a backup."""
+    take_over: bool = False
+
+    @property
+    def knows_head(self) -> bool:
+        return self.claimed == self.head
+
+
+def decide_lease(facts: LeaseFacts) -> LeaseDecision:
+    """Judge one request. A request that is repeated by the same start changes nothing."""
+    holding = facts.holding
     if holding is None:
-        return Granted(fence=Fence(1, local))
-    if holding.holder == holder and local >= holding.fence.local:
-        return Granted(fence=Fence(holding.fence.hub, local))
-    if take_over:
-        return Granted(fence=Fence(holding.fence.hub + 1, local))
-    if holding.holder == holder:
-        return OlderIncarnation(by=holding.fence)
-    return HeldByOther(fence=holding.fence)
+        return Granted(fence=Fence(1, facts.local))
+    known = holding.fence
+    if holding.holder == facts.holder:
+        if (facts.local, facts.start) == (known.local, holding.start):
+            return Granted(fence=known)
+        newer = facts.local > known.local or (facts.local == known.local and holding.start is None)
+        # A hub that was restored may have lost the newest epochs; the holder that has them may commit.
+        ahead = facts.restored and facts.claimed.epoch > facts.head.epoch
+        if newer and (facts.knows_head or ahead):
+            return Granted(fence=Fence(known.hub, facts.local))
+        if not facts.take_over:
+            return NotHead(head=facts.head.epoch) if newer else OlderIncarnation(by=known)
+    elif not facts.take_over:
+        return HeldByOther(fence=known)
+    return Granted(fence=Fence(known.hub + 1, facts.local))

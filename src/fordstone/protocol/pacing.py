@@ -1,12 +1,22 @@
 """Decide what the coordinator does next about checkpoints: begin one, seal it, give it up, or wait.
 
 Pure: the coordinator gathers the facts and carries the decision out. One attempt at a time; the next begins only when
-the one before has been sealed or given up.
+the one before has been sealed or given up. A pipeline in which nothing happens seals an epoch only now and then: each one is stored,
+sent and kept by the hub.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
+
+IDLE_INTERVAL_US: Final = 60_000_000
+"""The interval between checkpoints while nothing happens, unless a shorter one is needed."""
+AHEAD_SHARE: Final = 60
+"""The clock that rows are compared with (rule 7) is read at barriers: it may be late by one part in this number of `max_ahead`."""
+OFFLINE_SHARE: Final = 4
+"""The center hears of a node at its epochs: it does at least this number of times before the node counts as offline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +25,8 @@ class Pace:
 
     interval_us: int
     timeout_us: int
+    idle_interval_us: int = 0
+    """The interval while nothing happens; 0, or less than the interval: that is not made longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +48,9 @@ class PacingFacts:
     """Every source has ended and every loop is empty."""
     stopping: bool
     """A stop was requested."""
+    idle: bool = False
+    """Nothing has happened in the last epochs, nor since: no row came, no time moved, no partition came or went, and nothing is due by the
+    clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +92,15 @@ def decide(pace: Pace, facts: PacingFacts) -> PacingDecision:
     if facts.drained or facts.stopping:
         return Begin(last=True)
     due_us = facts.started_us + pace.interval_us
-    if facts.requested or facts.now_us >= due_us:
+    idle_until_us = facts.started_us + max(pace.interval_us, pace.idle_interval_us)
+    if facts.requested or facts.now_us >= (idle_until_us if facts.idle else due_us):
         return Begin(last=False)
-    return Wait(due_us)
+    # While nothing happens, it is looked at as often as ever whether something has.
+    return Wait(due_us if facts.now_us < due_us else min(facts.now_us + pace.interval_us, idle_until_us))
+
+
+def idle_interval_us(*, max_ahead_us: Iterable[int], offline_us: Iterable[int]) -> int:
+    """Return the interval while nothing happens. `max_ahead_us`: of the sources that have one; `offline_us`: of the streams to the center."""
+    ahead = (span_us // AHEAD_SHARE for span_us in max_ahead_us)
+    offline = (span_us // OFFLINE_SHARE for span_us in offline_us)
+    return min([IDLE_INTERVAL_US, *ahead, *offline])

@@ -150,6 +150,11 @@ class Chain:
         for link in self._links.values():
             self._route(link, link.operator.on_barrier(moment))
 
+    def clock_due_us(self) -> int | None:
+        """From when on, by the clock, a barrier has something to do for one of the steps; None: never. Called after `on_barrier`."""
+        due = (link.operator.clock_due_us() for link in self._links.values())
+        return min((at_us for at_us in due if at_us is not None), default=None)
+
     def freeze(self) -> tuple[FrozenState, ...]:
         return tuple(
             FrozenState(step=step, name=name, subtask=self._subtask, pieces=state.freeze(), state=state)

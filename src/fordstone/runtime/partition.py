@@ -29,6 +29,7 @@ from fordstone.operators.base import ROW_ID, ROW_WATERMARK
 from fordstone.operators.dead_letter import LETTER_SCHEMA, SHOWN_CHARS_MAX, TEXT_CHARS_MAX
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, Position
+from fordstone.protocol.clock import ahead_limit_us
 from fordstone.protocol.partitions import (
     Change,
     Follower,
@@ -132,11 +133,16 @@ def waited_for(sources: Iterable[p.Source], cut: Cut) -> list[WaitedFor]:
     ]
 
 
-def limit_us(step: p.Source, now_us: int, *, bounded: bool) -> int:
-    """Above which time rows that are read from now on are late. History has no clock, and declared time is judged elsewhere."""
-    if bounded or not has_event_time(step) or step.max_ahead_us is None or step.declares_time:
+def has_limit(step: p.Source, *, bounded: bool) -> bool:
+    """Whether rows of a source can be too far ahead of the clock. History has no clock, and declared time is judged elsewhere."""
+    return not bounded and has_event_time(step) and step.max_ahead_us is not None and not step.declares_time
+
+
+def limit_us(step: p.Source, *, wall_us: int, clock_us: int, watermark_us: int, bounded: bool) -> int:
+    """Above which time rows that are read from now on are late. The times are those of `protocol.clock`."""
+    if step.max_ahead_us is None or not has_limit(step, bounded=bounded):
         return TIME_MAX_US
-    return min(now_us + step.max_ahead_us, TIME_MAX_US)
+    return ahead_limit_us(wall_us, clock_us=clock_us, watermark_us=watermark_us, max_ahead_us=step.max_ahead_us)
 
 
 @dataclass(slots=True, kw_only=True)

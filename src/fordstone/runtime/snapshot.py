@@ -51,9 +51,11 @@ class Barrier:
     ended_us: int = TIME_MIN_US
     """From a source, likewise: as in `Watermark`."""
     now_us: int = 0
-    """The time by the clock, for all tasks alike."""
+    """The time by the pipeline's clock (`protocol.clock`), for all tasks alike."""
     before_us: int = 0
     """The same at the end of the epoch before."""
+    wall_us: int = 0
+    """The time by the machine's clock, for all tasks alike. Not used when an epoch is computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +107,7 @@ class TaskSnapshot:
     in_flight: Mapping[str, tuple[Item, ...]] = field(default_factory=dict)
     finished: bool = False
     pause_us: int = 0
+    moved: bool = True
+    """Whether rows came or time moved since the barrier before."""
+    clock_due_us: int | None = None
+    """From when on, by the clock, a barrier has something to do here although nothing moves."""

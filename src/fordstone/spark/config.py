@@ -9,6 +9,7 @@ from typing import TypedDict
 from fordstone.errors import ConfigError
 from fordstone.lang.duration import positive_us
 from fordstone.plan.ids import KEY_GROUPS, checked_name
+from fordstone.storage.remote import local_path
 
 
 class SparkOptions(TypedDict, total=False):
@@ -25,6 +26,7 @@ class SparkOptions(TypedDict, total=False):
     from_checkpoint: str | None
     node: str
     allow_new_state: bool
+    discard_later_output: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class SparkConfig:
     """The node that the checkpoint belongs to."""
     allow_new_state: bool = False
     """With `from_checkpoint`: begin although stateful steps changed; the state of those is not taken over."""
+    discard_later_output: bool = False
+    """Set aside the epochs that sinks have beyond those of the checkpoint location, as after it was restored from an older copy."""
 
     def __post_init__(self) -> None:
         checked_name(self.node, "node")
@@ -67,8 +71,7 @@ class SparkConfig:
             )
 
     def checkpoint_of(self, pipeline: str) -> str:
-        """The checkpoint location of a pipeline's query: absolute, unless it is a URL."""
-        root = str(self.state)
-        if "://" not in root:
-            root = str(Path(root).expanduser().absolute())
+        """The checkpoint location of a pipeline's query: an absolute path, or a URL of a store elsewhere."""
+        path = local_path(str(self.state))
+        root = str(self.state).rstrip("/") if path is None else str(Path(path).expanduser().absolute())
         return f"{root}/{pipeline}/_spark"

@@ -36,9 +36,11 @@ from fordstone.runtime.fresh import set_aside, to_set_aside
 from fordstone.runtime.partition import lateness_of, waited_for
 from fordstone.runtime.signals import Signals
 from fordstone.spark.config import SparkConfig, SparkOptions
+from fordstone.spark.hosted.checkpoint import DriverMark, QueryFiles
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
 from fordstone.spark.session.session import describe_failure, java_gone, session
 from fordstone.storage.disk import OsDisk
+from fordstone.storage.remote import local_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,11 +68,13 @@ def run(
     spark: SparkSession | None = None,
     config: SparkConfig | None = None,
     hub: HubAddress | str | None = None,
+    from_earliest: bool = False,
     **options: Unpack[SparkOptions],
 ) -> Report:
     """Run a pipeline on Spark, in a given session or one of our own, until bounded input ends or the process gets a signal to stop.
 
-    Of a pipeline for two tiers its center runs, over what is at `hub`. Options are those of `fordstone.spark.config.SparkConfig`:
+    Of a pipeline for two tiers its center runs, over what is at `hub`; `from_earliest`: a center without state begins with the earliest
+    epochs that the hub keeps, although it has removed older ones. Options are those of `fordstone.spark.config.SparkConfig`:
     `state=`, `bounded=`, `interval=`, `shards=` ...
     """
     if config is not None and options:
@@ -81,7 +85,7 @@ def run(
         center = split(plan).center
         if center is None:
             raise ConfigError(f"pipeline {plan.pipeline} has one tier, and reads no hub. Leave hub= out.")
-        plan = placed(center, HubAddress(url=hub) if isinstance(hub, str) else hub)
+        plan = placed(center, HubAddress(url=hub) if isinstance(hub, str) else hub, from_earliest=from_earliest)
     return run_plan(plan, pipeline.functions, config or SparkConfig(**options), spark=spark)
 
 
@@ -109,7 +113,7 @@ def run_plan(
         # The lock goes with the directory.
         with _locked(checkpoint):
             set_aside(moves)
-    with _locked(checkpoint), Signals() as signals:
+    with _locked(checkpoint) as driver, Signals() as signals:
         failures = 0
         last: str | None = None
         while True:
@@ -117,7 +121,7 @@ def run_plan(
             try:
                 own = spark or session(name=f"fordstone {plan.pipeline}")
                 signals.listen()
-                return _run_once(plan, functions, config, own, tally, signals, on_progress)
+                return _run_once(plan, functions, config, own, tally, signals, on_progress, driver)
             except FordstoneError:
                 raise
             except Exception as error:
@@ -161,15 +165,20 @@ def run_plan(
 
 
 @contextmanager
-def _locked(checkpoint: str) -> Iterator[None]:
-    """Keep other processes of this machine off a checkpoint location. A location that is a URL cannot be locked."""
-    if "://" in checkpoint:
-        yield
+def _locked(checkpoint: str) -> Iterator[DriverMark | None]:
+    """Keep other processes of this machine off a checkpoint location.
+
+    A location that is a URL cannot be locked. There this process takes the query over, and yields its mark.
+    """
+    if local_path(checkpoint) is None:
+        driver = DriverMark.of_this_process()
+        QueryFiles(checkpoint).take_over(driver)
+        yield driver
         return
     disk = OsDisk(Path(checkpoint) / "fordstone")
     disk.lock()
     with closing(disk):
-        yield
+        yield None
 
 
 def _run_once(
@@ -180,8 +189,9 @@ def _run_once(
     tally: _Tally,
     signals: Signals,
     on_progress: OnProgress | None,
+    driver: DriverMark | None,
 ) -> Report:
-    query = hosted_query(plan, functions, config, spark, batch=config.bounded)
+    query = hosted_query(plan, functions, config, spark, batch=config.bounded, driver=driver)
     epochs = query.files.cut_epochs()
     resumed_from = epochs[-1] if epochs else (query.seed.epoch if query.seed is not None else None)
     outcome: Literal["ended", "stopped", "already_ended"] = "ended"

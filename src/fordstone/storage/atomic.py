@@ -33,14 +33,22 @@ class AtomicWriter:
         self._token = secrets.token_hex(6)
         self._numbers = itertools.count(1)
 
-    def write(self, path: str, data: Data, *, kind: str | None = None, temp_directory: str | None = None) -> None:
-        """Replace the file at `path`. Its bytes and its name are durable on return.
+    def write(
+        self,
+        path: str,
+        data: Data,
+        *,
+        kind: str | None = None,
+        temp_directory: str | None = None,
+        over: bool = True,
+    ) -> None:
+        """Replace the file at `path`. Its bytes and its name are durable on return. `over=False`: `FileExistsError` if it is there.
 
         `kind` names the failpoints: `<kind>.created`, `<kind>.synced`, `<kind>.renamed` and `<kind>.dir-synced`.
         `temp_directory`: where the temporary file is written; by default beside `path`. On `StorageError` before the
         rename, nothing has changed.
         """
-        self.replace(path, data, kind=kind, temp_directory=temp_directory)
+        self.replace(path, data, kind=kind, temp_directory=temp_directory, over=over)
         self._disk.fsync_dir(_parent(path))
         self._hit(kind, "dir-synced")
 
@@ -52,6 +60,7 @@ class AtomicWriter:
         kind: str | None = None,
         temp_directory: str | None = None,
         sync: bool = True,
+        over: bool = True,
     ) -> None:
         """Replace the file as `write` does, but leave the sync of the directory to the caller.
 
@@ -65,8 +74,8 @@ class AtomicWriter:
             if sync:
                 self._disk.fsync(temp)
             self._hit(kind, "synced")
-            self._disk.rename(temp, path)
-        except (StorageError, FileNotFoundError):
+            self._disk.rename(temp, path, replace=over)
+        except (StorageError, FileNotFoundError, FileExistsError):
             with contextlib.suppress(StorageError):
                 self._disk.remove(temp)
             raise
@@ -95,14 +104,14 @@ def write_file(path: str | Path, data: Data, *, mode: int = 0o644, durable: bool
 
 
 def place_file(temp: str, path: str, data: Data, *, failpoints: Failpoints, kind: str) -> None:
-    """Add the last bytes to a temporary file, which may be new, and give it its name. Durable on return.
+    """Add the last bytes to a temporary file, which may be new, and give it its name. Durable on return, for its owner only.
 
     For files that come piece by piece, and many at once: unlike with a `Disk`, a failed sync fails this file alone. Raises `OSError`;
     then neither name is there. The failpoints are `<kind>-written` and `<kind>-renamed`.
     """
     name = temp
     try:
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             write_all(fd, data)
             os.fsync(fd)

@@ -10,8 +10,10 @@ is unknown.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import logging
 import os
 import stat
 import threading
@@ -22,11 +24,19 @@ from typing import Final, NoReturn
 
 from fordstone.errors import DamagedError, StorageError, StoreLockedError
 
+log = logging.getLogger(__name__)
+
 Data = bytes | bytearray | memoryview
 LOCK_NAME: Final = "lock"
+PRIVATE_FILE: Final = 0o600
+PRIVATE_DIRECTORY: Final = 0o700
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _BAD_SECTOR: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""From file systems without hard links, such as FAT."""
+_NOT_SYNCED: Final = frozenset({errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOTSUP})
+"""From a directory that this user may not open, or whose file system cannot be synced."""
 _WRITE_MAX_BYTES: Final = 1 << 30
 """Linux moves at most 2 GiB in one call."""
 
@@ -59,10 +69,11 @@ class Disk(ABC):
         """Make the bytes of a file durable. Failure is `FatalStorageError`, and is never retried."""
 
     @abstractmethod
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old: str, new: str, *, replace: bool = True) -> None:
         """Rename a file, replacing the file of the new name; or a directory with its content, to a name that is free.
 
-        Atomic for readers; durable after `fsync_dir`.
+        Atomic for readers; durable after `fsync_dir`. `replace=False`, for files: `FileExistsError` if the new name is taken, by
+        whichever process.
         """
 
     @abstractmethod
@@ -101,14 +112,31 @@ class Disk(ABC):
 class OsDisk(Disk):
     """The real file system below a directory."""
 
-    def __init__(self, root: str | Path, *, file_mode: int = 0o644, create_root: bool = True) -> None:
-        """`create_root=False`: a missing root is created by `make_dirs`, so a disk that is only read creates nothing."""
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        file_mode: int = 0o644,
+        create_root: bool = True,
+        private: bool = False,
+        tighten: bool = True,
+    ) -> None:
+        """`create_root=False`: a missing root is created by `make_dirs`, so a disk that is only read creates nothing.
+
+        `private`: only this user may read the root, which is tightened if it has a wider mode, and what is created below it. With
+        `tighten=False` a root that exists keeps its mode: it may be shared.
+        """
         self._root = Path(root)
-        self._file_mode = file_mode
+        self._tightens = private and tighten
+        self._file_mode = PRIVATE_FILE if private else file_mode
+        self._dir_mode = PRIVATE_DIRECTORY if private else 0o777
         self._mutex = threading.Lock()
         self._unsynced: dict[str, int] = {}
         self._failed: str | None = None
         self._lock_fd: int | None = None
+        self._abandoned = False
+        self._durable: set[Path] = set()
+        """Directories whose names are known to be durable."""
         if create_root:
             self._create_root()
 
@@ -153,13 +181,14 @@ class OsDisk(Disk):
         except OSError as error:
             self._fail(error, path)
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old: str, new: str, *, replace: bool = True) -> None:
         self._check()
         self._forget(old)
         self._forget(new)
         try:
-            self._at(old).replace(self._at(new))
-        except FileNotFoundError:
+            if replace or not self._link(self._at(old), self._at(new)):
+                self._at(old).replace(self._at(new))
+        except (FileNotFoundError, FileExistsError):
             raise
         except OSError as error:
             self._refuse(error, "rename", old)
@@ -211,19 +240,23 @@ class OsDisk(Disk):
             self._refuse(error, "look at", path)
 
     def make_dirs(self, path: str) -> None:
-        """Create the missing directories from the top, and sync the parent of each."""
+        """Create the missing directories from the top, and sync the parent of each.
+
+        The parent of one that exists is synced too, once: the process that created it may have been killed before it did so.
+        """
         self._check()
-        here = self._root
         self._create_root()
+        here = self._root
         for part in path.split("/"):
             parent, here = here, here / part
-            if here.is_dir():
+            if here in self._durable and here.is_dir():
                 continue
             try:
-                here.mkdir(exist_ok=True)
+                here.mkdir(self._dir_mode, exist_ok=True)
             except OSError as error:
                 self._refuse(error, "create the directory", path)
             self._sync_dir(parent, path)
+            self._durable.add(here)
 
     def size(self, path: str) -> int:
         try:
@@ -245,7 +278,7 @@ class OsDisk(Disk):
             return
         fd = -1
         try:
-            fd = os.open(self._at(LOCK_NAME), os.O_RDWR | os.O_CREAT, 0o644)
+            fd = os.open(self._at(LOCK_NAME), os.O_RDWR | os.O_CREAT, self._file_mode)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
@@ -261,9 +294,18 @@ class OsDisk(Disk):
                 os.close(fd)
             self._refuse(error, "lock", LOCK_NAME)
         self._lock_fd = fd
+        # The root may have been created by a process that was killed before it had synced the directory above.
+        self._sync_parent()
+
+    def abandon(self, reason: str) -> None:
+        """Refuse every change from now on, and keep the lock until this process ends: a thread may still be in a call."""
+        self._failed = reason
+        self._abandoned = True
 
     def close(self) -> None:
-        """Release the lock, and close files that were written but never synced."""
+        """Release the lock, and close files that were written but never synced. A disk that was abandoned stays locked."""
+        if self._abandoned:
+            return
         with self._mutex:
             open_fds = list(self._unsynced.values())
             self._unsynced.clear()
@@ -274,10 +316,52 @@ class OsDisk(Disk):
             self._lock_fd = None
 
     def _create_root(self) -> None:
+        """Create the root and what is missing above it, and sync the parent of each."""
+        if self._root in self._durable and self._root.is_dir():
+            return
+        missing = []
+        here = self._root.absolute()
         try:
-            self._root.mkdir(parents=True, exist_ok=True)
+            while not here.is_dir() and here != here.parent:
+                missing.append(here)
+                here = here.parent
+            for directory in reversed(missing):
+                directory.mkdir(self._dir_mode if directory == self._root.absolute() else 0o777, exist_ok=True)
         except OSError as error:
             self._refuse(error, "create the directory", "")
+        if self._tightens:
+            make_private(self._root)
+        for directory in reversed(missing):
+            self._sync_dir(directory.parent, "")
+        self._durable.add(self._root)
+
+    def _sync_parent(self) -> None:
+        """Sync the directory above the root, as far as this user may."""
+        try:
+            sync_dir(self._root.absolute().parent)
+        except OSError as error:
+            if error.errno not in _NOT_SYNCED:
+                self._fail(error, "")
+
+    @staticmethod
+    def _link(old: Path, new: Path) -> bool:
+        """Give a file a name that must be free; return whether this file system can. Its old name is gone then."""
+        try:
+            os.link(old, new)
+        except FileExistsError:
+            # On a network file system, the answer to the first request may have been lost, and this is that to the second.
+            if not new.samefile(old):
+                raise
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            if new.exists():
+                raise FileExistsError(errno.EEXIST, "the file exists", str(new)) from error
+            return False
+        with contextlib.suppress(OSError):
+            # The file has its new name. What is left of the old one is removed as any temporary file.
+            old.unlink()
+        return True
 
     def _at(self, path: str) -> Path:
         return self._root / path
@@ -330,6 +414,16 @@ class OsDisk(Disk):
         else:
             text = f"could not {what} {where}: {error.strerror}. Nothing was acknowledged.\nCheck the disk."
         raise StorageError(text) from error
+
+
+def make_private(path: Path) -> None:
+    """Let only this user read a directory or a file; what may not be changed is logged."""
+    try:
+        mode = PRIVATE_DIRECTORY if path.is_dir() else PRIVATE_FILE
+        if path.stat().st_mode & 0o077:
+            path.chmod(mode)
+    except OSError as error:
+        log.warning("others can read it", extra={"path": str(path), "error": error.strerror})
 
 
 def write_all(fd: int, data: Data) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Remote(ABC):
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Store a file, replacing an older one. After a failure, a part of it may be there, except in a directory."""
+        """Store a file, replacing an older one. It appears whole; after a failure the older one may be gone, except in a directory."""
 
     @abstractmethod
     def get(self, path: str) -> bytes:
@@ -121,32 +122,47 @@ class FsspecRemote(Remote):
         self._root = root.rstrip("/")
 
     def put(self, path: str, data: bytes) -> None:
-        """Write in one call, which is atomic in object stores."""
-
-        def put() -> None:
-            self._fs.makedirs(self._at(path.rpartition("/")[0]), exist_ok=True)
-            self._fs.pipe_file(self._at(path), data)
-
-        self._try("write", path, put)
+        self._place(path, lambda at: self._fs.pipe_file(at, data), size=lambda: len(data))
 
     def put_file(self, local: Path, path: str) -> None:
         """Store a local file, as `put` does."""
+        self._place(path, lambda at: self._fs.put_file(str(local), at), size=lambda: local.stat().st_size, missing=True)
 
-        def put_file() -> None:
-            self._fs.makedirs(self._at(path.rpartition("/")[0]), exist_ok=True)
-            self._fs.put_file(str(local), self._at(path))
+    def _place(
+        self, path: str, write: Callable[[str], None], *, size: Callable[[], int], missing: bool = False
+    ) -> None:
+        """Store a file so that it appears whole: as one object, or under another name first.
 
-        self._try("write", path, put_file, missing=True)
-
-    def put_whole(self, path: str, data: bytes) -> None:
-        """Store a file that is not there yet so that it appears whole: as one object, or under another name first."""
-        if _OBJECT_STORES.intersection(_protocols(self._fs)):
-            self.put(path, data)
-            return
+        Not all stores replace a file when they rename another one; there the older one is removed before.
+        """
         folder, _, name = path.rpartition("/")
-        temporary = f"{folder}/{TEMP_PREFIX}{name}".lstrip("/")
-        self.put(temporary, data)
-        self._try("rename", temporary, lambda: self._fs.mv(self._at(temporary), self._at(path)))
+
+        def place() -> None:
+            self._fs.makedirs(self._at(folder), exist_ok=True)
+            if self._writes_whole:
+                write(self._at(path))
+                return
+            temporary = self._at(f"{folder}/{TEMP_PREFIX}{secrets.token_hex(6)}-{name}".lstrip("/"))
+            try:
+                write(temporary)
+                self._fs.invalidate_cache()
+                if self._fs.exists(self._at(path)):
+                    self._fs.rm_file(self._at(path))
+                self._fs.mv(temporary, self._at(path))
+                self._fs.invalidate_cache()
+                arrived = int(self._fs.info(self._at(path))["size"])
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    self._fs.rm_file(temporary)
+                raise
+            if arrived != size():
+                raise OSError(errno.EIO, f"{arrived} of {size()} bytes arrived")
+
+        self._try("write", path, place, missing=missing)
+
+    @property
+    def _writes_whole(self) -> bool:
+        return bool(_OBJECT_STORES.intersection(_protocols(self._fs)))
 
     def get_file(self, path: str, local: Path) -> None:
         """Copy a file to the local disk; `FileNotFoundError` if there is none."""
@@ -228,7 +244,7 @@ class FsspecRemote(Remote):
             return {
                 entry["name"].rpartition("/")[2]: int(entry["size"] or 0)
                 for entry in entries
-                if entry["type"] == "file"
+                if entry["type"] == "file" and not entry["name"].rpartition("/")[2].startswith(TEMP_PREFIX)
             }
 
         return self._try("list", directory, sizes)
@@ -243,7 +259,16 @@ class FsspecRemote(Remote):
         self._try("remove", path, remove)
 
     def remove_leftovers(self, directory: str) -> None:
-        """There are none: files are written under their own names."""
+        def remove_leftovers() -> None:
+            if self._writes_whole:
+                return
+            self._fs.invalidate_cache()
+            with contextlib.suppress(FileNotFoundError):
+                for at in self._fs.ls(self._at(directory), detail=False):
+                    if at.rpartition("/")[2].startswith(TEMP_PREFIX):
+                        self._fs.rm_file(at)
+
+        self._try("list", directory, remove_leftovers)
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
@@ -266,7 +291,8 @@ def open_remote(url: str) -> Remote:
         if root.exists() and not root.is_dir():
             # It must not look like an empty store: a node without state would start from the beginning.
             raise StorageError(f"remote {url!r} cannot be reached: {root} is not a directory.")
-        return DiskRemote(OsDisk(root, create_root=False))
+        # Copies have the rows and the state of a node. The directory itself may hold those of others, too.
+        return DiskRemote(OsDisk(root, create_root=False, private=True, tighten=False))
     return FsspecRemote(*open_filesystem(url, kind="remote"))
 
 

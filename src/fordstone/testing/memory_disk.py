@@ -121,7 +121,7 @@ class MemoryDisk(Disk):
                 self._fail(path)
             file.durable = file.data
 
-    def rename(self, old: str, new: str) -> None:
+    def rename(self, old: str, new: str, *, replace: bool = True) -> None:
         """Move a name. Within a directory it is one change; between two it is two, which a crash may part."""
         with self._operation("rename", old):
             source, old_name = self._find_directory(old)
@@ -129,6 +129,8 @@ class MemoryDisk(Disk):
             moved, replaced = source.names.get(old_name), target.names.get(new_name)
             if moved is None:
                 raise FileNotFoundError(errno.ENOENT, "no such file or directory", old)
+            if replaced is not None and not replace:
+                raise FileExistsError(errno.EEXIST, "the file exists", new)
             if replaced is not None and replaced is not moved:
                 if not (isinstance(replaced, _File) and isinstance(moved, _File)):
                     raise StorageError(f"could not rename {old}: {new} is there, and one of them is a directory.")

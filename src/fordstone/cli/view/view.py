@@ -99,7 +99,7 @@ class View:
     pipeline: str
     names: Sequence[str] = ONE
     bounded: bool = False
-    dead_letters: Path | None = None
+    dead_letters: Path | str | None = None
     monotonic_us: ClockUs = field(default=lambda: time.monotonic_ns() // 1_000)
     wall_us: ClockUs = field(default=lambda: time.time_ns() // 1_000)
 

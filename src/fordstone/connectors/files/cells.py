@@ -206,7 +206,10 @@ SHOWN_MAX: Final = 60
 _JSON_TYPES: Final = {
     **dict.fromkeys(("string", "timestamp", "date", "decimal", "binary"), pl.String()),
     **dict.fromkeys(("tinyint", "smallint"), pl.Int32()),  # the parser knows none smaller
+    "float": pl.Float64(),  # so that a number too large for it is not taken for an infinity
 }
+WORDS: Final = {"NaN": "NaN", "Infinity": "inf", "+Infinity": "inf", "-Infinity": "-inf", "+INF": "inf", "-INF": "-inf"}
+"""What may stand for a number in JSON, as in Spark, and how Polars spells it."""
 _TRUTHS: Final = {"true": True, "false": False, "1": True, "0": False}
 
 
@@ -218,8 +221,11 @@ class Cells:
     bad: dict[int, str]
 
 
-def json_types(schema: Schema) -> pl.Schema:
-    """What to ask of the JSON parser: numbers and booleans strictly typed, the rest as text. Refuses what it cannot give."""
+def json_types(schema: Schema, *, words: bool = False) -> pl.Schema:
+    """What to ask of the JSON parser: numbers and booleans strictly typed, the rest as text. Refuses what it cannot give.
+
+    With `words`, floats as text too: `from_words` makes numbers of them.
+    """
     types: dict[str, pl.DataType] = {}
     for name, kind in schema.items():
         for part in kind.within():
@@ -232,18 +238,22 @@ def json_types(schema: Schema) -> pl.Schema:
                     f"column {name!r}: names in JSON are text, so JSON lines cannot hold {part}. Use map<string, ...>, parquet or arrow."
                 )
         if kind.name != "null":
-            types[name] = _json_type(kind)
+            types[name] = _json_type(kind, words=words)
     return pl.Schema(types)
 
 
-def _json_type(kind: DataType) -> pl.DataType:
+def _typed(kind: DataType) -> pl.DataType:
+    return _json_type(kind, words=False)
+
+
+def _json_type(kind: DataType, *, words: bool) -> pl.DataType:
     if kind.element is not None:
-        return pl.List(_json_type(kind.element))
+        return pl.List(_json_type(kind.element, words=words))
     if kind.name == "map":
-        return pl.Map(pl.String(), _json_type(kind.field("value")))
+        return pl.Map(pl.String(), _json_type(kind.field("value"), words=words))
     if kind.name == "struct":
-        return pl.Struct({name: _json_type(inner) for name, inner in kind.fields})
-    return _JSON_TYPES.get(kind.name, kind.polars)
+        return pl.Struct({name: _json_type(inner, words=words) for name, inner in kind.fields})
+    return pl.String() if words and kind.is_float else _JSON_TYPES.get(kind.name, kind.polars)
 
 
 def check_flat(schema: Schema, *, where: str, instead: str) -> None:
@@ -253,6 +263,13 @@ def check_flat(schema: Schema, *, where: str, instead: str) -> None:
             raise SchemaError(
                 f"{where}: column {name!r} is {kind}, and a cell of CSV is one value. {instead} Or use jsonl, parquet or arrow."
             )
+
+
+def from_words(read: pl.DataFrame, schema: Schema) -> pl.DataFrame | None:
+    """Turn what was read with `words` into what the parser gives without; None if some value is neither a number nor a word."""
+    made = [_converted(read.get_column(name), schema[name], _WORDS, _typed) for name in read.columns]
+    lost = any(lost_values(read.get_column(column.name), column) is not None for column in made)
+    return None if lost else pl.DataFrame(made)
 
 
 def from_json(read: pl.DataFrame, schema: Schema, *, time_unit: str) -> Cells:
@@ -276,12 +293,13 @@ _Convert = Callable[[pl.Series, DataType], pl.Series]
 
 def _finish(read: pl.DataFrame, schema: Schema, converters: Mapping[str, _Convert], time_unit: str) -> Cells:
     columns, bad = [], dict[int, str]()
+    converters = {**converters, "timestamp": lambda given, kind: _timestamps(given, kind, time_unit)}
     for name, kind in schema.items():
         if name not in read.columns or kind.name == "null":
             columns.append(pl.Series(name, dtype=kind.polars).extend_constant(None, read.height))
             continue
         given = read.get_column(name)
-        made = _converted(given, kind, converters, time_unit)
+        made = _converted(given, kind, converters, lambda part: part.polars)
         columns.append(made.alias(name))
         lost = lost_values(given, made)
         for place in () if lost is None else lost.arg_true().to_list():
@@ -290,19 +308,19 @@ def _finish(read: pl.DataFrame, schema: Schema, converters: Mapping[str, _Conver
     return Cells(frame=pl.DataFrame(columns), bad=bad)
 
 
-def _converted(given: pl.Series, kind: DataType, converters: Mapping[str, _Convert], time_unit: str) -> pl.Series:
-    """A column in its declared type, and the parts of its values likewise."""
-    if kind.name == "timestamp":
-        return _timestamps(given, kind, time_unit)
+def _converted(
+    given: pl.Series, kind: DataType, converters: Mapping[str, _Convert], becomes: Callable[[DataType], pl.DataType]
+) -> pl.Series:
+    """A column in the type that its declared one becomes, and the parts of its values likewise."""
     if kind.name in converters:
         return converters[kind.name](given, kind)
-    if not any(part.name == "timestamp" or part.name in converters for part in kind.within()):
+    if not any(part.name in converters for part in kind.within()):
         return given
 
     def part(inner: DataType, value: pl.Expr) -> pl.Expr:
         return value.map_batches(
-            lambda values: _converted(values, inner, converters, time_unit),
-            return_dtype=inner.polars,
+            lambda values: _converted(values, inner, converters, becomes),
+            return_dtype=becomes(inner),
             is_elementwise=True,
         )
 
@@ -369,9 +387,14 @@ def _unit_hint(value: object, time_unit: str) -> str:
 
 
 def _json_float(given: pl.Series, kind: DataType) -> pl.Series:
-    """JSON has no infinity: one that came out was a number too large for the type."""
+    """A number that becomes infinite is too large for the type."""
+    made = given.cast(kind.polars)
+    return made.set(made.is_infinite() & ~given.is_infinite(), None)
+
+
+def _word(given: pl.Series, kind: DataType) -> pl.Series:
     del kind
-    return given.set(given.is_infinite(), None)
+    return given.replace(WORDS).cast(pl.Float64, strict=False)
 
 
 def _timestamps(given: pl.Series, kind: DataType, time_unit: str) -> pl.Series:
@@ -443,6 +466,7 @@ _JSON: Final[dict[str, _Convert]] = {
     "tinyint": _cast,
     "smallint": _cast,
 }
+_WORDS: Final[dict[str, _Convert]] = {"float": _word, "double": _word}
 _CSV: Final[dict[str, _Convert]] = {
     "date": _dates,
     "binary": _base64,

@@ -6,7 +6,9 @@ Polars parses. The formats only say which records it would refuse and why, so th
 from __future__ import annotations
 
 import csv
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -16,7 +18,16 @@ import numpy.typing as npt
 import polars as pl
 
 from fordstone.connectors.files.bytes import FileBytes
-from fordstone.connectors.files.cells import Cells, check_flat, from_json, from_text, json_types, reason
+from fordstone.connectors.files.cells import (
+    WORDS,
+    Cells,
+    check_flat,
+    from_json,
+    from_text,
+    from_words,
+    json_types,
+    reason,
+)
 from fordstone.errors import SourceError
 from fordstone.lang.schema import DataType, Schema
 
@@ -79,7 +90,7 @@ class JsonLines(LineFormat):
     """The format `jsonl`: one object per line.
 
     Missing columns are null, others are ignored, of a repeated name the first counts. Whatever stands in a string column is
-    taken as its text.
+    taken as its text. `NaN`, `Infinity` and `-Infinity` may stand for numbers, in quotes or without, as in Spark.
     """
 
     spans_lines = False
@@ -87,6 +98,8 @@ class JsonLines(LineFormat):
     def __init__(self, schema: Schema, *, time_unit: str) -> None:
         self._schema = schema
         self._types = json_types(schema)
+        self._types_of_words = json_types(schema, words=True)
+        self._floats = {name: kind for name, kind in schema.items() if any(part.is_float for part in kind.within())}
         self._time_unit = time_unit
         self._typed = {
             name: kind for name, kind in schema.items() if any(part.name in _TYPED for part in kind.within())
@@ -109,15 +122,47 @@ class JsonLines(LineFormat):
 
     def parse(self, data: bytes, records: int) -> pl.DataFrame:
         try:
-            frame = pl.read_ndjson(data, schema=self._types)
-        except PARSER_ERRORS as error:
-            raise MalformedError(str(error).partition("\n")[0]) from error
-        if frame.height != records:
+            return _read(data, self._types, records)
+        except MalformedError:
+            if _HAS_WORDS.search(data) is None:
+                raise
+        return self._parse_words(data, records)
+
+    def _parse_words(self, data: bytes, records: int) -> pl.DataFrame:
+        """Parse records of which some have words for numbers, which the parser does not know."""
+        lines = [_quoted(line) for line in data.split(b"\n") if not self.blank(line)]
+        if len(lines) != records:
             raise MalformedError("not one JSON object")
-        return frame
+        words = [number for number, line in enumerate(lines) if self._has_words(line)]
+        with_words = set(words)
+        plain = [number for number in range(records) if number not in with_words]
+        frames = []
+        if plain:
+            frames.append(_read(b"\n".join(lines[number] for number in plain), self._types, len(plain)))
+        if words:
+            texts = _read(b"\n".join(lines[number] for number in words), self._types_of_words, len(words))
+            made = from_words(texts, self._schema)
+            if made is None:
+                raise MalformedError("a value is neither a number nor a word for one")
+            frames.append(made)
+        return pl.concat(frames)[np.argsort([*plain, *words])]
+
+    def _has_words(self, line: bytes) -> bool:
+        """Whether a word stands for a number in the record, and no other text does."""
+        if _HAS_WORDS.search(line) is None:
+            return False
+        try:
+            decoded = msgspec.json.decode(line)
+        except (UnicodeDecodeError, msgspec.MsgspecError, RecursionError):
+            return False  # left to the parser
+        if not isinstance(decoded, dict):
+            return False
+        texts = [text for name, kind in self._floats.items() for text in _texts_in(decoded.get(name), kind)]
+        return bool(texts) and all(text in WORDS for text in texts)
 
     def judge(self, record: bytes) -> str | None:
         """Find what is surely wrong. Where decoders may disagree (surrogates, huge numbers, deep nesting), say nothing."""
+        record = _quoted(record)
         try:
             decoded = msgspec.json.decode(record)
         except UnicodeDecodeError as error:
@@ -142,6 +187,42 @@ class JsonLines(LineFormat):
         return from_json(frame, self._schema, time_unit=self._time_unit)
 
 
+_HAS_WORDS: Final = re.compile(rb"NaN|Infinity|INF")
+_TEXT_OR_WORD: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN\b|[+-]?Infinity\b|[+-]INF\b')
+
+
+def _quoted(line: bytes) -> bytes:
+    """A record with its bare words in quotes."""
+    if _HAS_WORDS.search(line) is None:
+        return line
+    return _TEXT_OR_WORD.sub(lambda found: found[0] if found[0].startswith(_QUOTE) else b'"%b"' % found[0], line)
+
+
+def _read(data: bytes, types: pl.Schema, records: int) -> pl.DataFrame:
+    try:
+        frame = pl.read_ndjson(data, schema=types)
+    except PARSER_ERRORS as error:
+        raise MalformedError(str(error).partition("\n")[0]) from error
+    if frame.height != records:
+        raise MalformedError("not one JSON object")
+    return frame
+
+
+def _texts_in(value: object, kind: DataType) -> Iterator[str]:
+    """The texts that stand where the type has a float."""
+    if kind.is_float and isinstance(value, str):
+        yield value
+    elif kind.element is not None and isinstance(value, list):
+        for one in value:
+            yield from _texts_in(one, kind.element)
+    elif kind.name == "map" and isinstance(value, dict):
+        for one in value.values():
+            yield from _texts_in(one, kind.field("value"))
+    elif kind.name == "struct" and isinstance(value, dict):
+        for name, inner in kind.fields:
+            yield from _texts_in(value.get(name), inner)
+
+
 def _fits(value: object, kind: DataType) -> bool:
     if kind.is_nested:
         return _parts_fit(value, kind)
@@ -152,7 +233,7 @@ def _fits(value: object, kind: DataType) -> bool:
     if isinstance(value, bool):
         return False
     if kind.is_float:
-        return isinstance(value, int | float)
+        return isinstance(value, int | float) or (isinstance(value, str) and value in WORDS)
     bits = _INTEGER_BITS[kind.name]
     return isinstance(value, int) and -(1 << (bits - 1)) <= value < 1 << (bits - 1)
 

@@ -48,6 +48,10 @@ class FilesKind(ConnectorKind):
         options_of(spec, FileSettings)
         return Delivery.EXACTLY_ONCE
 
+    def fences(self, spec: ConnectorSpec) -> bool:
+        """On a file system, where a rename fails once its directory is gone. A store of objects has nothing of that kind."""
+        return not options_of(spec, FileSettings).is_url
+
     def reads_from(self, spec: ConnectorSpec, written: ConnectorSpec) -> bool:
         """By the names of the files that a sink writes."""
         ending = written.options.get("format")

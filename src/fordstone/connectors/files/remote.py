@@ -3,34 +3,50 @@
 Source: a file is complete when it is listed, and is a partition that ends. The readers are those of local files: they fetch text in ranges,
 and have a copy on the local disk of what is compressed, Parquet or Arrow. A file that was read to its end is not fetched again.
 
-Sink: as `files.sink`, an epoch is one file, written in one step as far as the store has one (`FsspecRemote.put_whole`).
+Sink: as `files.sink`, an epoch is one file, written in one step as far as the store has one (`FsspecRemote.put`).
 
 Invariants: a file that was read and is another one now is an error; an epoch never changes.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
+import msgspec
 import polars as pl
 
-from fordstone.connectors.base import Chunk, Reader, ReadPlan, Sink, SinkStream, SourceOptions
+from fordstone.connectors.base import (
+    Chunk,
+    Reader,
+    ReadPlan,
+    Sink,
+    SinkStream,
+    SourceOptions,
+    judge_claim,
+    later_output,
+    owned_by_newer,
+)
 from fordstone.connectors.compare import same_rows
 from fordstone.connectors.files.bytes import FileBytes, Tracked
 from fordstone.connectors.files.columns import SAMPLE_BYTES
 from fordstone.connectors.files.rows import EPOCH_PREFIX, MARK_NAME, ROWS_PREFIX, SinkRows
 from fordstone.connectors.files.settings import FileSettings, is_data
-from fordstone.connectors.files.sink import epoch_name
+from fordstone.connectors.files.sink import DISCARDED_ENDING, DISCARDED_PREFIX, EPOCH_NAME, epoch_name
 from fordstone.connectors.files.source import FileSource, pattern_of
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import GoneError, ReplacedError, SinkError, SourceError, StorageError
 from fordstone.plan.ids import PartitionId, Position
+from fordstone.protocol.claim import SinkWriter, Take
 from fordstone.protocol.partitions import SeriesPlace
 from fordstone.storage.remote import FsspecRemote, RemoteFile, open_filesystem
+
+log = logging.getLogger(__name__)
 
 
 def open_url(url: str) -> FsspecRemote:
@@ -231,24 +247,36 @@ class RemoteReader(Reader):
             self._copy = None
 
 
+WRITER_NAME: Final = "_writer.json"
+
+
 class RemoteFileSink(Sink):
-    """Writes one stream below one URL. All rows of an epoch are written by one process."""
+    """Writes one stream below one URL. All rows of an epoch are written by one process.
+
+    It keeps its writer in `_writer.json`, and looks there before each file. A store of objects does not make the two one step: a
+    file that is on its way while another machine takes over may still arrive (`FilesKind.fences`).
+    """
 
     def __init__(self, settings: FileSettings, stream: SinkStream) -> None:
         self._where = settings.path
         self._rows = SinkRows(settings, stream)
+        self._stream = stream
         self._remote = open_url(settings.path)
         self._rows_number: int | None = None
         self._rows_files = 0
         self._mark()
+        if stream.owner:
+            self._claim()
+        self._check_later(discard=stream.discard_later)
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         """Write the epoch's file, unless it is there; an epoch without rows has none."""
+        self._check_claim()
         name = f"{epoch_name(epoch)}.{self._rows.format}"
         data = self._rows.encoded(self._rows.columns(frame, epoch)) if frame.height else None
         if not self._remote.exists(name):
             if data is not None:
-                self._remote.put_whole(name, data)
+                self._remote.put(name, data)
             return
         there = self._remote.get(name)
         would = [] if data is None else [(name, data)]
@@ -264,12 +292,13 @@ class RemoteFileSink(Sink):
         """Write another file: files at a URL cannot be appended to."""
         if frame.is_empty():
             return
+        self._check_claim()
         if self._rows_number is None:
             taken = [int(name.split("-")[1]) for name in self._remote.sizes("") if name.startswith(ROWS_PREFIX)]
             self._rows_number = max(taken, default=0) + 1
         self._rows_files += 1
         name = f"{ROWS_PREFIX}{self._rows_number:06d}-{self._rows_files:08d}.{self._rows.format}"
-        self._remote.put_whole(name, self._rows.encoded(self._rows.columns(frame, None)))
+        self._remote.put(name, self._rows.encoded(self._rows.columns(frame, None)))
 
     def close(self) -> None:
         """Nothing is open."""
@@ -284,7 +313,41 @@ class RemoteFileSink(Sink):
             raise SinkError(
                 f"{self._where} has files ({others[0]}) but no {MARK_NAME}. Restore it, or choose another place."
             )
-        self._remote.put_whole(MARK_NAME, self._rows.mark.to_json())
+        self._remote.put(MARK_NAME, self._rows.mark.to_json())
+
+    def _claim(self) -> None:
+        there = self._writer()
+        decision = judge_claim(self._where, self._stream, [] if there is None else [there], self._check_later)
+        if isinstance(decision, Take):
+            # Before it is taken: a run that cannot go on must not stop one that can.
+            self._check_later()
+            self._remote.put(WRITER_NAME, msgspec.json.encode(self._stream.writer))
+
+    def _check_claim(self) -> None:
+        if self._stream.owner and (there := self._writer()) != self._stream.writer:
+            raise owned_by_newer(self._where, self._stream, there)
+
+    def _writer(self) -> SinkWriter | None:
+        try:
+            return msgspec.json.decode(self._remote.get(WRITER_NAME), type=SinkWriter)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def _check_later(self, *, discard: bool = False) -> None:
+        """Find epochs that the writer's state does not know. They are an error, unless they are set aside."""
+        after = self._stream.resumes_after
+        if after is None or (self._stream.discard_later and not discard):
+            return
+        epochs = {name: int(found[1]) for name in self._remote.sizes("") if (found := EPOCH_NAME.fullmatch(name))}
+        later = {name: epoch for name, epoch in epochs.items() if epoch > after}
+        if not later:
+            return
+        if not discard:
+            raise later_output(self._where, self._stream, list(later.values()))
+        for name in sorted(later):
+            self._remote.put(f"{DISCARDED_PREFIX}{after + 1}/{name}{DISCARDED_ENDING}", self._remote.get(name))
+            self._remote.remove(name)
+        log.warning("later output set aside", extra={"step": self._stream.step, "epochs": sorted(later.values())})
 
 
 def first_remote_output(settings: FileSettings) -> str | None:

@@ -3,19 +3,22 @@
 The sink and the writers of parts, in any process, encode here, so that equal rows give equal bytes. `rows` and `latest` read a
 sink's whole directory back.
 
-Text formats: times are ISO-8601 in UTC, binary is base64, JSON has no NaN and no infinity (they become null). CSV writes
-null as nothing and the empty text as `""`.
+Text formats: times are ISO-8601 in UTC, binary is base64. JSON has no NaN and no infinity: they are written as the texts "NaN",
+"Infinity" and "-Infinity", as Spark writes them. CSV writes null as nothing and the empty text as `""`.
 """
 
 from __future__ import annotations
 
 import io
+import math
+import secrets
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 import polars as pl
+from polars.datatypes import DataTypeClass
 
 from fordstone.connectors.base import SinkStream
 from fordstone.connectors.files.bytes import HeldBytes
@@ -23,7 +26,7 @@ from fordstone.connectors.files.cells import check_flat, json_types
 from fordstone.connectors.files.formats import CsvRows, JsonLines
 from fordstone.connectors.files.lines import LineReader
 from fordstone.connectors.files.settings import LINE_BYTES_MOST, FileFormat, FileSettings
-from fordstone.errors import ConfigError, SinkError
+from fordstone.errors import ConfigError, SinkError, SourceError
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
 from fordstone.storage.remote import FsspecRemote, local_path, open_filesystem
 
@@ -94,8 +97,8 @@ def encoded(
     """The file's bytes. `header` counts for CSV only."""
     target = io.BytesIO()
     if file_format == "jsonl":
-        _plain(frame).write_ndjson(target)
-    elif file_format == "csv":
+        return _json_lines(_plain(frame))
+    if file_format == "csv":
         _plain(frame).write_csv(target, include_header=header, separator=delimiter, datetime_format=_TIME_FORMAT)
     elif file_format == "parquet":
         frame.write_parquet(target, compression="uncompressed" if compression == "none" else compression)
@@ -110,20 +113,116 @@ def _plain(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(changed) if changed else frame
 
 
+_WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_MARK_TRIES_MAX: Final = 100
+_Kind = pl.DataType | DataTypeClass
+_Marks = dict[_Kind, dict[str, float]]
+"""By the type of a column: the number that holds the place of each word until the rows are text."""
+
+
+def _json_lines(frame: pl.DataFrame) -> bytes:
+    """Rows as JSON lines. Polars writes null for NaN and infinities: numbers that occur nowhere else hold their places."""
+    plain = _ndjson(frame)
+    if not any(_has_words(column) for column in frame.iter_columns()):
+        return plain
+    marks: _Marks = {kind: {} for kind in (pl.Float64(), pl.Float32())}
+    texts: dict[bytes, str] = {}
+    for kind, mine in marks.items():
+        for word in _WORDS:
+            number, text = _unused_number(kind, plain, texts)
+            mine[word] = number
+            texts[text] = word
+    written = _ndjson(
+        frame.select(_marked(pl.col(name), kind, marks).alias(name) for name, kind in frame.schema.items())
+    )
+    for text, word in texts.items():
+        written = written.replace(text, b'"%b"' % word.encode())
+    return written
+
+
+def _ndjson(frame: pl.DataFrame) -> bytes:
+    target = io.BytesIO()
+    frame.write_ndjson(target)
+    return target.getvalue()
+
+
+def _has_words(values: pl.Series) -> bool:
+    """Whether a column holds NaN or an infinity, also inside of its values."""
+    kind = values.dtype
+    if kind.is_float():
+        return not values.is_finite().all()
+    if isinstance(kind, pl.List):
+        return _has_float(kind) and _has_words(values.explode())
+    if isinstance(kind, pl.Map):
+        return _has_float(kind) and _has_words(values.to_frame().select(pl.first().map.values()).to_series())
+    return isinstance(kind, pl.Struct) and any(_has_words(values.struct.field(field.name)) for field in kind.fields)
+
+
+def _has_float(kind: _Kind) -> bool:
+    if isinstance(kind, pl.List):
+        return _has_float(kind.inner)
+    if isinstance(kind, pl.Map):
+        return _has_float(kind.value)
+    return kind.is_float() or (isinstance(kind, pl.Struct) and any(_has_float(field.dtype) for field in kind.fields))
+
+
+def _marked(value: pl.Expr, kind: _Kind, marks: _Marks) -> pl.Expr:
+    """The values with marks in place of NaN and infinities."""
+    if kind in marks:
+        numbers = {word: pl.lit(number, dtype=kind) for word, number in marks[kind].items()}
+        made = pl.when(value.is_nan()).then(numbers["NaN"]).when(value == math.inf).then(numbers["Infinity"])
+        return made.when(value == -math.inf).then(numbers["-Infinity"]).otherwise(value)
+    if not _has_float(kind):
+        return value
+    if isinstance(kind, pl.List):
+        return value.list.eval(_marked(pl.element(), kind.inner, marks))
+    if isinstance(kind, pl.Map):
+        entry = pl.element().struct
+        pair = pl.struct(entry.field("key"), _marked(entry.field("value"), kind.value, marks))
+        return value.map.entries().list.eval(pair).list.to_map()
+    if not isinstance(kind, pl.Struct):
+        raise TypeError(f"{kind} holds floats in a way that is not known here")
+    fields = [_marked(value.struct.field(field.name), field.dtype, marks).alias(field.name) for field in kind.fields]
+    return pl.when(value.is_not_null()).then(pl.struct(fields))
+
+
+def _unused_number(kind: _Kind, plain: bytes, used: Collection[bytes]) -> tuple[float, bytes]:
+    """A number of the type, and its text, which does not occur in these rows."""
+    bits, exponent = (52, -900) if kind == pl.Float64 else (23, -100)
+    for _ in range(_MARK_TRIES_MAX):
+        number = (1 + secrets.randbelow(1 << bits) / (1 << bits)) * 2.0**exponent
+        text = (
+            _ndjson(pl.DataFrame({"x": pl.Series([number], dtype=kind)}))
+            .strip()
+            .removeprefix(b'{"x":')
+            .removesuffix(b"}")
+        )
+        if text not in plain and not any(text in other or other in text for other in used):
+            return number, text
+    raise SinkError(f"no number was found that these rows do not have; {_MARK_TRIES_MAX} were tried.")
+
+
 _ROWS_AT_ONCE: Final = 1 << 17
 _Read = Callable[[str], bytes]
 
 
 def file_rows(data: bytes, mark: StreamMark, *, where: str, torn: bool = False) -> pl.DataFrame:
-    """The rows of one file's bytes. `torn`: a last line without its newline was never finished, and is left out."""
+    """The rows of one file's bytes. `torn`: a last line without its newline was never finished, and is left out.
+
+    Raises `SinkError` if they are not what a sink writes.
+    """
     try:
         if mark.format == "parquet":
             return pl.read_parquet(io.BytesIO(data))
         if mark.format == "arrow":
             return pl.read_ipc(io.BytesIO(data))
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        return _text_rows(data, mark, where=where, torn=torn)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, SourceError) as error:
         raise SinkError(f"{where} is damaged: {str(error).partition(chr(10))[0]}.") from error
-    schema = _with_own_columns(data, mark)
+
+
+def _text_rows(data: bytes, mark: StreamMark, *, where: str, torn: bool) -> pl.DataFrame:
+    schema = _with_own_columns(data, mark, where=where)
     line_format: JsonLines | CsvRows = JsonLines(schema, time_unit="us")
     if mark.format == "csv":
         line_format = CsvRows(Path(where), schema, delimiter=mark.delimiter, header=True, time_unit="us")
@@ -143,13 +242,16 @@ def file_rows(data: bytes, mark: StreamMark, *, where: str, torn: bool = False) 
     return pl.concat(frames)
 
 
-def _with_own_columns(data: bytes, mark: StreamMark) -> Schema:
+def _with_own_columns(data: bytes, mark: StreamMark, *, where: str) -> Schema:
     """The declared columns, and those of ours that the first line names."""
     first = data.partition(b"\n")[0]
-    if mark.format == "jsonl":
-        names = list(msgspec.json.decode(first)) if first else []
-    else:
-        names = first.decode().strip().split(mark.delimiter)
+    try:
+        if mark.format == "jsonl":
+            names = list(msgspec.json.decode(first, type=dict[str, msgspec.Raw])) if first else []
+        else:
+            names = first.decode().strip().split(mark.delimiter)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SinkError(f"{where} is damaged in its first line: {error}.") from error
     own = [name for name in names if name.startswith(RESERVED_PREFIX) and name not in mark.columns]
     return Schema(
         mark.schema.columns + tuple((name, DataType("bigint" if name == EPOCH else "string")) for name in own)

@@ -63,6 +63,8 @@ class FileSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of the Parquet and Arrow files that a sink writes."""
     sync: bool = True
     """Whether rows that a sink emits at once are on the disk before the next step; without, a power cut may lose some."""
+    damaged: Literal["error", "set_aside"] = "error"
+    """What a sink does with output of its own that is damaged or not its own. Only dead letters are set aside: they stop no pipeline."""
 
     def __post_init__(self) -> None:
         called = f"files({self.path!r})"
@@ -130,3 +132,9 @@ def files(path: str | Path, format: str | None = None, **options: Unpack[FileOpt
     return checked_spec(
         "files", {"path": str(path) if local is None else local, "format": format, **options}, FileSettings
     )
+
+
+def dead_letter_files(directory: str | Path) -> ConnectorSpec:
+    """The directory of a step's dead letters, as a sink."""
+    given = {"path": str(directory), "format": "jsonl", "damaged": "set_aside"}
+    return checked_spec("files", given, FileSettings)

@@ -8,12 +8,15 @@ Where several processes write an epoch, each puts its parts below a hidden direc
 Invariants: a visible file is complete (text files of `write` excepted, whose last line may be torn by a crash); an epoch
 never changes; an epoch that is there with other rows is an error, not a silent skip. No staged file has the ending of its
 format before its epoch is released, because patterns such as `**/*.parquet` find hidden names too. All sinks of one directory
-are opened before the first row is written. Epochs may be removed once a later one is there.
+are opened before the first row is written. Epochs may be removed once a later one is there. Nothing appears by a writer whose claim
+(`files.claim`) another one has replaced: its files come out of the claim's directory, and what it has staged is renamed away.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -21,19 +24,23 @@ from typing import Final
 
 import polars as pl
 
-from fordstone.connectors.base import Part, PartedSink, PartWriter, SinkStream
+from fordstone.connectors.base import Part, PartedSink, PartWriter, SinkStream, later_output
 from fordstone.connectors.compare import same_rows
+from fordstone.connectors.files.claim import GONE_PREFIX, DirectoryClaim, remove_tree
 from fordstone.connectors.files.rows import (
     EPOCH_PREFIX,
     MARK_NAME,
     PART_PREFIX,
     ROWS_PREFIX,
     SinkRows,
+    read_mark,
 )
 from fordstone.connectors.files.settings import FileSettings, is_data
-from fordstone.errors import SinkError, StorageError
+from fordstone.errors import DamagedError, SinkError, StorageError
 from fordstone.storage.atomic import TEMP_PREFIX, AtomicWriter
 from fordstone.storage.disk import Disk, OsDisk
+
+log = logging.getLogger(__name__)
 
 EPOCH_DIGITS: Final = 12
 PART_DIGITS: Final = 6
@@ -43,6 +50,7 @@ STAGED_ENDING: Final = ".staged"
 _STAGED: Final = f"{TEMP_PREFIX}{EPOCH_PREFIX}"
 _SEALED: Final = f"{TEMP_PREFIX}sealed-"
 _DIRECTORY = re.compile(rf"(?:{re.escape(_STAGED)}|{re.escape(_SEALED)})(\d{{{EPOCH_DIGITS}}})-")
+_SWEEPS_MAX: Final = 100
 _ATTEMPT = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -100,15 +108,16 @@ class Staging:
         self._where = where
 
     def sweep(self, epoch: int | None = None, *, keep: str | None = None) -> None:
-        """Take away the staged attempts at an epoch, or all that is temporary; but not the attempt `keep`."""
-        for name in self._disk.list(""):
-            staged = _DIRECTORY.match(name)
-            if staged is not None and keep is not None and name.endswith(f"-{keep}"):
-                continue
-            if staged is not None and epoch in {None, int(staged[1])}:
-                self._take_away(name)
-            elif epoch is None and name.startswith(TEMP_PREFIX):
-                self._disk.remove(name)  # left by a crash
+        """Remove the staged attempts at an epoch, or all that is temporary; but not the attempt `keep`."""
+        for _ in range(_SWEEPS_MAX):
+            found = [name for name in self._disk.list("") if _is_swept(name, epoch, keep)]
+            for name in found:
+                if _DIRECTORY.match(name) is not None or name.startswith(GONE_PREFIX):
+                    remove_tree(self._disk, name)
+                else:
+                    self._disk.remove(name)  # left by a crash
+            if not found:
+                return  # another process may have renamed one meanwhile
 
     def seal(self, epoch: int, attempt: str, names: Collection[str]) -> list[str]:
         """Shut writers of the attempt out and keep these parts only; gives their paths, still hidden.
@@ -141,12 +150,12 @@ class Staging:
         self._disk.rename(sealed, epoch_name(epoch))
         self._disk.fsync_dir("")
 
-    def _take_away(self, directory: str) -> None:
-        # A writer of a given-up attempt may still add to it: then it is removed when the sink is next opened.
-        with contextlib.suppress(StorageError):
-            for name in self._disk.list(directory):
-                self._disk.remove(f"{directory}/{name}")
-            self._disk.remove_dir(directory)
+
+def _is_swept(name: str, epoch: int | None, keep: str | None) -> bool:
+    staged = _DIRECTORY.match(name)
+    if staged is None:
+        return epoch is None and name.startswith(TEMP_PREFIX)
+    return epoch in {None, int(staged[1])} and not (keep is not None and name.endswith(f"-{keep}"))
 
 
 def _staged(epoch: int, attempt: str) -> str:
@@ -163,6 +172,10 @@ def _checked(attempt: str) -> str:
     return attempt
 
 
+DISCARDED_PREFIX: Final = "discarded-"
+"""Begins the names of directories with epochs that were set aside."""
+DISCARDED_ENDING: Final = ".old"
+EPOCH_NAME: Final = re.compile(rf"{re.escape(EPOCH_PREFIX)}(\d{{{EPOCH_DIGITS}}})(?:\..*)?")
 _CLAIM_PREFIX: Final = ".claim-"
 _CLAIMS_MAX: Final = 10_000
 _APPENDED: Final = frozenset({"jsonl", "csv"})
@@ -170,13 +183,23 @@ _APPENDED: Final = frozenset({"jsonl", "csv"})
 
 def open_file_sink(settings: FileSettings, stream: SinkStream) -> PartedSink:
     """Open the directory, and create it if it is missing."""
-    return FileSink(settings, stream, OsDisk(Path(settings.path).expanduser().absolute()))
+    root = Path(settings.path).expanduser().absolute()
+    if settings.damaged == "set_aside":
+        # Dead letters lie beside the state, and nobody else reads them. Output is shared, by the umask.
+        return DeadLetterSink(settings, stream, OsDisk(root, private=True))
+    return FileSink(settings, stream, OsDisk(root))
 
 
 def first_output(settings: FileSettings) -> str | None:
     """The first file of rows in the directory of a sink; None if it has none."""
     found = OsDisk(Path(settings.path).expanduser().absolute(), create_root=False).list("")
     return next((f"{settings.path}/{name}" for name in found if name.startswith((EPOCH_PREFIX, ROWS_PREFIX))), None)
+
+
+def free_name(disk: Disk, prefix: str) -> str:
+    """The first name of this prefix and a number that is not taken."""
+    taken = set(disk.list(""))
+    return next(name for number in itertools.count(1) if (name := f"{prefix}{number}") not in taken)
 
 
 class FileSink(PartedSink):
@@ -193,21 +216,31 @@ class FileSink(PartedSink):
         self._rows_file: str | None = None
         self._rows_columns: list[str] = []
         self._rows_files = 0
-        self._staging.sweep(keep=stream.sealed)
+        self._stream = stream
+        self._claim = (
+            DirectoryClaim(disk, stream, where=settings.path, check_later=self._check_later) if stream.owner else None
+        )
         self._mark()
+        if self._claim is not None:
+            self._claim.take()
+        self._staging.sweep(keep=stream.sealed)
+        # Now no other writer can add epochs any more.
+        self._check_later(discard=stream.discard_later)
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         """Write the epoch's file, unless the epoch is there; one without rows has none."""
+        self._check_claim()
         rows = self._rows.columns(frame, epoch) if frame.height else None
         there = self._there(epoch)
         if there is not None:
             would = [] if rows is None else [(f"epoch {epoch}", self._rows.encoded(rows))]
             self._compare(epoch, there, would)
         elif rows is not None:
-            self._writer.write(f"{epoch_name(epoch)}.{self._rows.format}", self._rows.encoded(rows))
+            self._put(f"{epoch_name(epoch)}.{self._rows.format}", self._rows.encoded(rows))
 
     def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
         """Give the staged directory the epoch's name, unless the epoch is there; one without rows has none."""
+        self._check_claim()
         names = {part.name for part in parts if part.rows}
         there = self._there(epoch)
         if there is not None and names and {name.rpartition("/")[2] for name in there} == names:
@@ -216,11 +249,15 @@ class FileSink(PartedSink):
             with contextlib.suppress(StorageError):
                 self._staging.sweep(epoch)
             return
-        staged = self._staging.seal(epoch, attempt, names)
-        if there is not None:
-            self._compare(epoch, there, [(name, self._disk.read(name)) for name in staged])
-        elif staged:
-            self._staging.publish(epoch, attempt)
+        try:
+            staged = self._staging.seal(epoch, attempt, names)
+            if there is not None:
+                self._compare(epoch, there, [(name, self._disk.read(name)) for name in staged])
+            elif staged:
+                self._staging.publish(epoch, attempt)
+        except (FileNotFoundError, SinkError):
+            self._check_claim()  # another writer that takes over removes what is staged
+            raise
         with contextlib.suppress(StorageError):  # the epoch is out; what is left over goes when the sink is next opened
             self._staging.sweep(epoch)
 
@@ -228,11 +265,12 @@ class FileSink(PartedSink):
         """Append to this opening's text file, or write another whole file."""
         if frame.is_empty():
             return
+        self._check_claim()
         rows = self._rows.columns(frame, None)
         if self._rows.format in _APPENDED:
             self._append(rows)
             return
-        self._writer.write(self._next_rows_file(), self._rows.encoded(rows))
+        self._put(self._next_rows_file(), self._rows.encoded(rows))
 
     def close(self) -> None:
         if self._rows_file is not None:
@@ -255,6 +293,54 @@ class FileSink(PartedSink):
                 f"Choose an empty directory, or move them away."
             )
         self._writer.write(MARK_NAME, self._rows.mark.to_json())
+
+    def _check_claim(self) -> None:
+        if self._claim is not None:
+            self._claim.held()
+
+    def _put(self, name: str, data: bytes) -> None:
+        """Make a file appear, durably; `FencedError` if another writer has taken the directory over."""
+        if self._claim is None:
+            self._writer.write(name, data)
+            return
+        try:
+            self._writer.write(name, data, temp_directory=self._claim.directory, over=False)
+        except (FileNotFoundError, FileExistsError) as error:
+            self._check_claim()
+            raise SinkError(
+                f"{self._where}/{name} could not be written: another process writes to this directory at the same time. Let only one run of "
+                "the pipeline write there."
+            ) from error
+
+    def _check_later(self, *, discard: bool = False) -> None:
+        """Find epochs that the writer's state does not know. They are an error, unless they are set aside."""
+        after = self._stream.resumes_after
+        if after is None or (self._stream.discard_later and not discard):
+            return
+        epochs = {name: int(found[1]) for name in self._disk.list("") if (found := EPOCH_NAME.fullmatch(name))}
+        later = {name: epoch for name, epoch in epochs.items() if epoch > after}
+        if not later:
+            return
+        if not discard:
+            raise later_output(self._where, self._stream, list(later.values()))
+        place = free_name(self._disk, DISCARDED_PREFIX)
+        self._disk.make_dirs(place)
+        for name in later:
+            self._discard(name, place)
+        self._disk.fsync_dir(place)
+        self._disk.fsync_dir("")
+        extra = {"step": self._stream.step, "epochs": sorted(later.values()), "to": f"{self._where}/{place}"}
+        log.warning("later output set aside", extra=extra)
+
+    def _discard(self, name: str, place: str) -> None:
+        """Move an epoch, and give its files an ending that no pattern for output finds."""
+        if name.endswith(f".{self._rows.format}"):
+            self._disk.rename(name, f"{place}/{name}{DISCARDED_ENDING}")
+            return
+        self._disk.rename(name, f"{place}/{name}")
+        for part in self._disk.list(f"{place}/{name}"):
+            self._disk.rename(f"{place}/{name}/{part}", f"{place}/{name}/{part}{DISCARDED_ENDING}")
+        self._disk.fsync_dir(f"{place}/{name}")
 
     def _there(self, epoch: int) -> list[str] | None:
         """The files of an epoch that is there, in order; None if it is not."""
@@ -318,3 +404,48 @@ class FileSink(PartedSink):
             self._rows_number = candidate
             return candidate
         raise SinkError(f"{self._where}: no number is free for another file; {_CLAIMS_MAX} were tried.")
+
+
+DAMAGED_PREFIX: Final = "damaged-"
+"""Begins the names of directories with dead letters that were set aside."""
+
+
+class DeadLetterSink(FileSink):
+    """Writes dead letters, which stop no pipeline: what is damaged is moved to `damaged-<number>/`, logged, and written again."""
+
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        try:
+            super().release(epoch, frame)
+        except (SinkError, DamagedError) as error:
+            there = self._there(epoch)
+            if there is None:
+                raise
+            self._set_aside(there, error)
+            super().release(epoch, frame)
+
+    def _mark(self) -> None:
+        try:
+            super()._mark()
+        except (SinkError, DamagedError) as error:
+            written = [name for name in self._disk.list("") if name.startswith((EPOCH_PREFIX, ROWS_PREFIX))]
+            # The letters beside a mark that cannot be read are still letters; those of another stream are not.
+            self._set_aside([MARK_NAME, *(written if self._is_readable() else [])], error)
+            self._writer.write(MARK_NAME, self._rows.mark.to_json())
+
+    def _is_readable(self) -> bool:
+        try:
+            read_mark(self._disk.read(MARK_NAME), where=self._where)
+        except (FileNotFoundError, SinkError, DamagedError):
+            return False
+        return True
+
+    def _set_aside(self, names: Sequence[str], problem: Exception) -> None:
+        place = free_name(self._disk, DAMAGED_PREFIX)
+        self._disk.make_dirs(place)
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.rename(name, f"{place}/{name.replace('/', '-')}")
+        self._disk.fsync_dir(place)
+        self._disk.fsync_dir("")
+        where = f"{self._where}/{place}"
+        log.warning("dead letters damaged", extra={"problem": str(problem), "files": list(names), "set_aside": where})

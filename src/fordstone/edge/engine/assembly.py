@@ -15,8 +15,8 @@ from typing import Final, Protocol
 
 import polars as pl
 
-from fordstone.connectors import files
 from fordstone.connectors.base import Capability, Home, OpenContext, Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.files.settings import dead_letter_files
 from fordstone.connectors.lookup_table import read_table
 from fordstone.connectors.registry import capabilities, open_sink, open_source
 from fordstone.edge.config import RunConfig
@@ -26,7 +26,7 @@ from fordstone.edge.engine.recovery import check_plan
 from fordstone.edge.engine.sealing import Identity, OutputRules, waits_for_seal
 from fordstone.edge.engine.source_task import ReadingTask, Reservations, SourceSetup
 from fordstone.edge.engine.task import LoopTask, Output, Reports, StreamTask, Task, TaskParts
-from fordstone.edge.link.owner import holder_of
+from fordstone.edge.link.owner import Ownership
 from fordstone.epochs.manifest import ChannelLog, Manifest, PartitionCut, StateRuns
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import TIME_MIN_US
@@ -98,7 +98,9 @@ class Job:
         config: RunConfig,
         environment: Environment,
         store: CheckpointStore,
+        ownership: Ownership | None = None,
     ) -> None:
+        """`ownership`: of this start; begun here if it is left out."""
         self.plan = plan
         self.config = config
         self.environment = environment
@@ -110,6 +112,7 @@ class Job:
         )
         self.rules = OutputRules.of(plan, self.types)
         self.home = f"{store.pipeline}/{store.node}"
+        self.ownership = ownership or Ownership(environment.disk, self.home)
         self.identity = Identity(
             pipeline=store.pipeline,
             node=store.node,
@@ -151,13 +154,22 @@ class ConnectorOpener:
         options = SourceOptions(schema=Schema.stored(step.schema), bounded=self._job.config.bounded)
         return open_source(step.connector, options, self._context(step.connector))
 
-    def sink(self, step: p.Sink) -> Sink:
+    def sink(self, step: p.Sink, *, resumes_after: int | None = None) -> Sink:
+        """`resumes_after`: the newest sealed epoch, for a sink that waits for seals."""
         job, stream = self._job, self._job.types[step.input]
-        # The publisher of a control table keeps its id across restarts; another state directory is another publisher. A sink in
-        # memory knows by it that its rows are of another run.
-        named = not capabilities(step.connector).isdisjoint({Capability.NEEDS_HOME, Capability.IN_PROCESS})
-        owner = holder_of(job.environment.disk, job.home) if named else ""
-        taken = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
+        owner = job.ownership.owner
+        taken = SinkStream(
+            step=step.name,
+            schema=stream.schema,
+            upsert_key=stream.upsert_key,
+            pipeline=job.store.pipeline,
+            node=job.store.node,
+            owner=owner.holder,
+            start=owner.start,
+            generation=owner.fence,
+            resumes_after=resumes_after,
+            discard_later=job.config.discard_later_output,
+        )
         return open_sink(step.connector, taken, self._context(step.connector))
 
     def dead_letters(self, step: str) -> Sink:
@@ -165,9 +177,11 @@ class ConnectorOpener:
         job = self._job
         if job.environment.dead_letters is not None:
             return job.environment.dead_letters(step)
+        # By the disk of the state, whose directories are for its user alone.
+        job.environment.disk.make_dirs(f"{job.home}/dead-letters")
         directory = job.config.directory / job.home / "dead-letters" / step
         taken = SinkStream(step=DEAD_LETTERS + step, schema=LETTER_SCHEMA)
-        return open_sink(files(str(directory), format="jsonl"), taken)
+        return open_sink(dead_letter_files(directory), taken)
 
     def _context(self, spec: p.ConnectorSpec) -> OpenContext:
         environment, home = self._job.environment, None

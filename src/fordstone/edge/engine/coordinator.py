@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from fordstone.connectors.base import Source
 from fordstone.edge.engine.sealing import Sealing
 from fordstone.edge.engine.source_task import BarrierOrder, SourceTask
 from fordstone.plan.ids import Attempt, PartitionId, TaskId
+from fordstone.protocol.clock import pipeline_clock_us
 from fordstone.protocol.pacing import Begin, GiveUp, Pace, PacingFacts, Seal, Wait, decide
 from fordstone.protocol.partitions import Follower
 from fordstone.runtime.assignment import assign_new
@@ -35,6 +36,8 @@ class SourceShare:
     source: Source
     tasks: tuple[SourceTask, ...]
     known: set[str]
+    found: set[str] = field(default_factory=set)
+    """Those that were there at the last barrier."""
 
     def gone(self, found: Sequence[PartitionId]) -> frozenset[str]:
         """The known partitions that are not there any more. One that declares its time may come back."""
@@ -79,10 +82,14 @@ class Coordinator:
         bounded: bool,
         available_now: bool = False,
         before_us: int = 0,
+        moved: Callable[[], bool] = lambda: True,
+        idle_after: int = 1,
     ) -> None:
         """`ends`: when all of these tasks have finished, all input has been processed. `before_us`: the wall clock at the last seal.
 
-        `available_now`: stop after the sources have read what was there at the start.
+        `available_now`: stop after the sources have read what was there at the start. `moved`: whether rows came or time moved at a
+        task since its last barrier. `idle_after`: after how many epochs in which nothing happened the pipeline is idle. With the
+        number of checkpoints that are kept, all of them have all rows by then, and their positions were acknowledged to the sources.
         """
         self.wake: Callable[[], None] = lambda: None
         self.given_up = 0
@@ -98,13 +105,23 @@ class Coordinator:
         self._overtakes = overtakes
         self._overtook = False
         self._before_us = before_us
+        self._before_at_us = clock.monotonic_us()
+        """The monotonic clock at that time, or when this process started."""
         self._now_us = before_us
+        self._now_at_us = self._before_at_us
         self._bounded = bounded
         self._available_now = available_now
         self._settling = False
         """The attempt began after the sources had read all they should: partitions become idle and are done at its barrier."""
         self._settled = False
         """Such an attempt has been sealed. Time has moved on after its barrier, so one more attempt is needed, the last."""
+        self._moved = moved
+        self._idle_after = idle_after
+        self._empty_epochs = 0
+        """How many epochs were sealed since something happened."""
+        self._moved_before = True
+        """Whether something happened, or may have, before the attempt that is under way and after the last that was sealed."""
+        self._clock_due_us: int | None = None
         self._mail: deque[TaskSnapshot | TaskId] = deque()
         self._attempt = Attempt(first_attempt - 1)
         self._committed = Attempt(0)
@@ -145,8 +162,13 @@ class Coordinator:
 
     def committed(self, sealing: Sealing) -> None:
         self._committed = sealing.attempt
-        self._before_us = sealing.now_us
+        self._before_us, self._before_at_us = sealing.now_us, self._now_at_us
         self._settled = self._settled or self._settling
+        empty = not (self._moved_before or any(snapshot.moved for snapshot in sealing.snapshots))
+        self._empty_epochs = self._empty_epochs + 1 if empty else 0
+        self._moved_before = False
+        due = (snapshot.clock_due_us for snapshot in sealing.snapshots)
+        self._clock_due_us = min((at_us for at_us in due if at_us is not None), default=None)
         if sealing.last:
             self.over = True
         elif not (self._bounded or self._available_now) and self._input_has_ended(sealing):
@@ -206,7 +228,25 @@ class Coordinator:
             requested=self._requested,
             drained=self._finished >= self._ends and self._bounded,
             stopping=self._stopping or self._settled,
+            idle=self._is_idle(),
         )
+
+    def _is_idle(self) -> bool:
+        """Whether nothing happens. Looking for partitions takes longest, so that is only done when a barrier would be due."""
+        if self.running or self._available_now or self._empty_epochs < self._idle_after:
+            return False
+        if self._moved_before or self._moved():
+            return False
+        if self._clock_due_us is not None and self._clock_us(self._clock.wall_us()) >= self._clock_due_us:
+            return False
+        if self._bounded or self._clock.monotonic_us() < self._started_us + self._pace().interval_us:
+            return True
+        return all(share.found == set(share.source.partitions()) for share in self._sources.values())
+
+    def _clock_us(self, wall_us: int) -> int:
+        """Return the time for operators."""
+        elapsed_us = self._clock.monotonic_us() - self._before_at_us
+        return pipeline_clock_us(wall_us, before_us=self._before_us, elapsed_us=elapsed_us)
 
     def _take_mail(self) -> bool:
         took = False
@@ -226,8 +266,8 @@ class Coordinator:
         self._acknowledged = {}
         self._settling = self._available_now and all(task.caught_up for task in self._source_tasks())
         self.begun += 1
-        # The clock never goes back for operators, even if the machine's does.
-        self._now_us = max(self._clock.wall_us(), self._before_us)
+        wall_us, self._now_at_us = self._clock.wall_us(), self._started_us
+        self._now_us = self._clock_us(wall_us)
         # Rescaling and moving need an aligned cut, and so does the end: nothing may be in flight (rule 16).
         overtakes = self._overtakes and not last
         barrier = Barrier(
@@ -237,6 +277,7 @@ class Coordinator:
             last=last,
             now_us=self._now_us,
             before_us=self._before_us,
+            wall_us=wall_us,
         )
         self._overtook = overtakes
         for share in self._sources.values():
@@ -249,6 +290,8 @@ class Coordinator:
             gone = share.gone(found) if joins else frozenset()
             followers = share.followers() if changes else {}
             share.known.update(found)
+            share.found.clear()
+            share.found.update(found)
             for task, partitions in zip(share.tasks, joining, strict=True):
                 task.inject(BarrierOrder(barrier=barrier, joining=partitions, gone=gone, followers=followers))
 
@@ -274,6 +317,8 @@ class Coordinator:
 
     def _give_up(self) -> None:
         self._running = False
+        # Some tasks have passed its barrier, and count what happened from there on.
+        self._moved_before = True
         self.given_up += 1
         self._started_us = self._clock.monotonic_us()
         self._resume()

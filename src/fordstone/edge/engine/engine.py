@@ -6,13 +6,15 @@ after a failure means a new engine. Sealed epochs whose checkpoints were lost ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import polars as pl
 
 from fordstone.connectors.base import ReadPlan, Sink, Source
+from fordstone.edge.config import default_state_bytes
 from fordstone.edge.engine.assembly import Environment, Job, Parts, Steppable, assemble, assigned_partitions
 from fordstone.edge.engine.coordinator import Coordinator, SourceShare
 from fordstone.edge.engine.recovery import Resumption, without_end
@@ -28,13 +30,16 @@ from fordstone.operators.dead_letter import DEAD_LETTERS, LETTER_SCHEMA
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.protocol.interval import IntervalFacts, choose
-from fordstone.protocol.pacing import Pace
-from fordstone.protocol.progress import Progress, describe_late, held_back
+from fordstone.protocol.pacing import Pace, idle_interval_us
+from fordstone.protocol.progress import Progress, WaitedFor, describe_late, held_back
+from fordstone.protocol.state_limit import ReadingLimit, reading_limit
 from fordstone.runtime.assignment import assign_new
 from fordstone.runtime.available import check_nothing_new, read_targets
 from fordstone.runtime.clock import Clock
-from fordstone.runtime.partition import has_event_time, lateness_of
+from fordstone.runtime.partition import has_event_time, has_limit, lateness_of
 from fordstone.runtime.snapshot import TaskSnapshot
+
+log = logging.getLogger(__name__)
 
 LOOK_EVERY_US: Final = 500_000
 """Minimum interval between two looks: there may be thousands of files."""
@@ -82,8 +87,19 @@ __all__ = ["Engine", "Environment", "Steppable"]
 class Engine:
     """One run. Raises while it is made if the checkpoint does not fit the plan."""
 
-    def __init__(self, job: Job, resumption: Resumption, *, outbox: Outbox | None = None) -> None:
-        """`outbox`: where sealed epochs wait for the hub; needed if a sink sends rows to the center."""
+    def __init__(
+        self,
+        job: Job,
+        resumption: Resumption,
+        *,
+        outbox: Outbox | None = None,
+        take_over: Callable[[], None] | None = None,
+    ) -> None:
+        """`outbox`: where sealed epochs wait for the hub; needed if a sink sends rows to the center.
+
+        `take_over` is called before sinks are opened. With a take-over it gets the lease: nothing is released under a generation that is
+        not known to be granted.
+        """
         plan, config, environment = job.plan, job.config, job.environment
         check_tiers(plan, has_hub=outbox is not None)
         self._job, self.plan, self.config, self.environment, self.store = job, plan, config, environment, job.store
@@ -100,6 +116,10 @@ class Engine:
         self._outbox = outbox
         if outbox is not None:
             outbox.begin(resumption.next_epoch - 1, crosses=bool(self._crossing.streams))
+        if take_over is not None:
+            take_over()
+        self._limit: ReadingLimit | None = None
+        self._state_bytes_max = config.state_bytes_max or default_state_bytes()
         self.writer = self._make_writer()
         self.coordinator, self.tasks = self._make_tasks()
         self._read_so_far = ReadSoFar(self.sources, self.tasks, environment.clock)
@@ -164,7 +184,7 @@ class Engine:
         self.writer.close()
 
     def progress(self, *, restarts: int = 0) -> Progress:
-        sources = [task for task in self.tasks if isinstance(task, SourceTask)]
+        sources = self._source_tasks()
         marks = [task.watermark_us for task in sources if task.watermark_us > TIME_MIN_US]
         last = self.writer.last
         direct = sum(outlet.rows for task in self.tasks for outlet in task.chain.outlets if not outlet.waits)
@@ -178,12 +198,12 @@ class Engine:
             rows_out=self.writer.released_rows + direct,
             rows_late=rows_late,
             late=describe_late(late_by_us, lateness_of(self.plan)) if rows_late else None,
-            held_back=held_back(one for task in sources for one in task.waited_for()),
+            held_back=held_back(self._waited_for()),
             rows_rejected=sum(task.rejected_rows for task in sources),
             rejected=next((task.first_rejected for task in sources if task.first_rejected), None),
             rows_failed=sum(task.chain.failed_rows for task in self.tasks),
             watermark_us=min(marks, default=None),
-            state_bytes=sum(task.chain.state_bytes() for task in self.tasks),
+            state_bytes=self._state_bytes(),
             checkpoints=self.writer.sealed_count,
             given_up=self.coordinator.given_up,
             checkpoint_us=last.took_us if last is not None else None,
@@ -191,7 +211,7 @@ class Engine:
             pause_us=last.pause_us if last is not None else None,
             interval_us=self._interval_us,
             restarts=restarts,
-            stalled=self.writer.stall,
+            stalled=self.writer.stall or (None if self._limit is None else self._limit.reason),
             elapsed_us=self.environment.clock.monotonic_us() - self._began_us,
             share=share,
             read_bytes=round(share * size_bytes) if share is not None and size_bytes is not None else None,
@@ -227,7 +247,8 @@ class Engine:
         sinks: dict[str, tuple[Sink, pl.Schema]] = {}
         for step in self.plan.steps:
             if isinstance(step, p.Sink) and waits_for_seal(self.plan, step) and step.name not in self._crossing.streams:
-                sinks[step.name] = (connectors.sink(step), self._job.sink_schema(step))
+                sink = connectors.sink(step, resumes_after=self.resumption.next_epoch - 1)
+                sinks[step.name] = (sink, self._job.sink_schema(step))
             if step.has_dead_letters:
                 sinks[DEAD_LETTERS + step.name] = (connectors.dead_letters(step.name), LETTER_SCHEMA.polars)
         return sinks
@@ -244,7 +265,27 @@ class Engine:
     def _on_committed(self, sealing: Sealing) -> None:
         if self.config.interval_us is None and self.writer.last is not None:
             self._interval_us = self._chosen_interval_us()
+        self._limit_reading()
         self.coordinator.committed(sealing)
+
+    def _limit_reading(self) -> None:
+        """Let only those partitions be read that hold time back, while the state is larger than its limit."""
+        before, bytes_max = self._limit, self._state_bytes_max
+        self._limit = reading_limit(self._state_bytes(), bytes_max, self._waited_for(), limited=before is not None)
+        if (self._limit is None) != (before is None):
+            reason = "below its limit again" if self._limit is None else self._limit.reason
+            log.warning("reading limited" if self._limit else "reading unlimited", extra={"reason": reason})
+        for task in self._source_tasks():
+            task.limit_reading(self._limit)
+
+    def _state_bytes(self) -> int:
+        return sum(task.chain.state_bytes() for task in self.tasks)
+
+    def _source_tasks(self) -> list[SourceTask]:
+        return [task for task in self.tasks if isinstance(task, SourceTask)]
+
+    def _waited_for(self) -> list[WaitedFor]:
+        return [one for task in self._source_tasks() for one in task.waited_for()]
 
     def _chosen_interval_us(self) -> int:
         last = self.writer.last
@@ -305,8 +346,11 @@ class Engine:
             reserved_us=self._reserved_us(),
         )
         tasks = assemble(parts)
+        idle_interval = self._idle_interval_us()
         coordinator = Coordinator(
-            pace=lambda: Pace(interval_us=self._interval_us, timeout_us=self._timeout_us),
+            pace=lambda: Pace(
+                interval_us=self._interval_us, timeout_us=self._timeout_us, idle_interval_us=idle_interval
+            ),
             clock=clock,
             tasks=frozenset(task.id for task in tasks),
             ends=frozenset(task.id for task in tasks if isinstance(task, SourceTask | LoopTask)),
@@ -317,9 +361,21 @@ class Engine:
             bounded=config.bounded,
             available_now=config.available_now,
             before_us=before_us,
+            moved=lambda: any(task.moved for task in tasks),
+            idle_after=config.keep,
         )
         reports.coordinator = coordinator
         return coordinator, tasks
+
+    def _idle_interval_us(self) -> int:
+        sources = [step for step in self.plan.steps if isinstance(step, p.Source)]
+        limited = [step for step in sources if has_limit(step, bounded=self.config.bounded)]
+        sinks = [step for step in self.plan.steps if step.name in self._crossing.streams]
+        options = [step.connector.options for step in sinks if isinstance(step, p.Sink)]
+        return idle_interval_us(
+            max_ahead_us=[step.max_ahead_us for step in limited if step.max_ahead_us is not None],
+            offline_us=[int(found) for one in options if (found := one.get("offline_us")) is not None],
+        )
 
     def _targets(self, setup: SourceSetup, joining: tuple[PartitionId, ...]) -> dict[str, ReadPlan]:
         if setup.step.replaces:

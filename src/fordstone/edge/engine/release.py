@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import polars as pl
@@ -99,20 +99,20 @@ class Retention:
         self._store = store
         self._outbox = outbox
         self._ack = ack
-        self._acknowledged: Callable[[], int | None] = lambda: None
+        self._copies: list[Callable[[], Collection[int]]] = []
         self._states: deque[FrozenState] = deque()
 
-    def keep_for(self, acknowledged: Callable[[], int | None]) -> None:
-        """Keep the newest checkpoint that a copy has acknowledged, beside the last few."""
-        self._acknowledged = acknowledged
+    def keep_for(self, acknowledged: Callable[[], Collection[int]]) -> None:
+        """Keep the newest checkpoint that a copy has acknowledged, beside the last few. Called once per copy: the hub, the remote."""
+        self._copies.append(acknowledged)
 
     def collect(self, epoch: int) -> None:
         """Remove what is no longer needed after this epoch. A failure is logged, and the next epoch tries again."""
         if self._outbox is not None and epoch % self._outbox.collect_every:
             return
         try:
-            held = self._outbox.held() if self._outbox is not None else frozenset()
-            self._store.collect(acknowledged=self._acknowledged(), held=held)
+            held = self._outbox.held() if self._outbox is not None else ()
+            self._store.collect(acknowledged=[epoch for copy in self._copies for epoch in copy()], held=held)
             if self._ack is not None and (kept := self._store.epochs()):
                 self._ack(self._store.manifest(kept[0]).cut)
         except FatalStorageError:

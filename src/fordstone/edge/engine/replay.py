@@ -26,6 +26,7 @@ from fordstone.edge.engine.recovery import Resumption, SealedRows, without_end
 from fordstone.edge.engine.sealing import Draft, Sealing, latest_rows
 from fordstone.edge.engine.source_task import ReadingTask, SourceSetup
 from fordstone.edge.engine.task import Task, TaskParts
+from fordstone.edge.link.outbox import entry_of
 from fordstone.epochs.manifest import Cut, Manifest, Segment, SourceCut
 from fordstone.errors import CheckpointError, ReplayError, StorageError
 from fordstone.lang.aggregates import AGGREGATES
@@ -262,7 +263,8 @@ def restated(cut: Cut, segments: Sequence[Segment]) -> Cut:
         for segment in segments
     )
     changed = any(segment.stream is not None and segment != before[segment.sink] for segment in now)
-    return msgspec.structs.replace(cut, segments=now, restated=cut.restated or changed)
+    sealed_as = cut.sealed_as or (entry_of(cut).digest() if changed else None)
+    return msgspec.structs.replace(cut, segments=now, sealed_as=sealed_as)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,10 @@ from fordstone.errors import CheckpointError, GoneError, StorageError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
+from fordstone.protocol.clock import pipeline_clock_us
 from fordstone.protocol.partitions import Follower, SourceState, reached_us, source_state
 from fordstone.protocol.progress import WaitedFor
+from fordstone.protocol.state_limit import ReadingLimit
 from fordstone.runtime.chain import Outlet
 from fordstone.runtime.intake import Intake
 from fordstone.runtime.partition import (
@@ -49,6 +51,8 @@ POLL_FIRST_US: Final = 1_000
 POLL_MAX_US: Final = 20_000
 LOOK_EVERY_US: Final = 50_000
 """Interval at which silent and idle partitions are looked at while others are read."""
+LOOK_IDLE_US: Final = 1_000_000
+"""Interval at which idle partitions are looked at where silence makes none idle. There may be thousands of rolled files."""
 
 
 REWRITE_AFTER_LINES: Final = 10_000
@@ -269,6 +273,7 @@ class ReadingTask(Task):
 
     def _take(self, partition: Partition, chunk: Chunk) -> None:
         """Push the rows of a chunk through the chain. The caller announces the time afterwards."""
+        self.moved = True
         start, partition.position = partition.position, int(chunk.position)
         partition.reads += 1
         self._dead_letters.take(partition.name, chunk.rejected)
@@ -349,12 +354,13 @@ class SourceTask(ReadingTask):
         self._bounded = live.bounded
         self._orders: deque[BarrierOrder] = deque()
         self._paused = False
+        self._limit: ReadingLimit | None = None
         self._asked = False
         self._refused = False
         self._all_ended = False
         self.caught_up = False
         """Whether everything up to the targets has been read. Read by the coordinator, too."""
-        self._looked_us = parts.clock.monotonic_us()
+        self._looked_us = self._looked_at_idle_us = parts.clock.monotonic_us()
         self._poll_us = POLL_FIRST_US
 
     # Called by the coordinator, on its own thread.
@@ -367,6 +373,11 @@ class SourceTask(ReadingTask):
     def pause(self, *, paused: bool) -> None:
         """Stop or resume reading. Barriers pass all the same."""
         self._paused = paused
+        self.wake()
+
+    def limit_reading(self, limit: ReadingLimit | None) -> None:
+        """Read only what the limit allows; None: everything."""
+        self._limit = None if self._timeless else limit
         self.wake()
 
     def end_input(self) -> None:
@@ -408,18 +419,23 @@ class SourceTask(ReadingTask):
     def _start(self) -> None:
         if not has_event_time(self._step):
             self._watermark_us = TIME_MIN_US
+        wall_us = self._clock.wall_us()
         self._share.start(
             self._live.joining,
             gone=self._live.gone,
             with_rows=None if self._live.targets is None else self._with_rows(),
             bounded=self._bounded,
             watermark_us=self._watermark_us,
-            # As at barriers: the clock never goes back.
-            limit_us=limit_us(self._step, max(self._clock.wall_us(), self._live.before_us), bounded=self._bounded),
+            limit_us=self._limit_us(wall_us, pipeline_clock_us(wall_us, before_us=self._live.before_us, elapsed_us=0)),
             now_us=self._clock.monotonic_us(),
         )
         self._announce_time()
         self._announced = True
+
+    def _limit_us(self, wall_us: int, clock_us: int) -> int:
+        return limit_us(
+            self._step, wall_us=wall_us, clock_us=clock_us, watermark_us=self._watermark_us, bounded=self._bounded
+        )
 
     def _end(self) -> bool:
         """Let time go to its end. Rows of a control table that were not read change nothing any more."""
@@ -449,7 +465,7 @@ class SourceTask(ReadingTask):
         )
         self._share.join(order.joining, watermark_us=self._watermark_us, now_us=now_us)
         # It is recorded in the cut, and if this attempt is given up, in the stage that begins here.
-        self._share.limit(limit_us(self._step, order.barrier.now_us, bounded=self._bounded))
+        self._share.limit(self._limit_us(order.barrier.wall_us, order.barrier.now_us))
         self._paused = self._paused or (self._live.pauses_after_barrier and not order.barrier.last)
         self._asked = False
         self._pass_barrier(order.barrier)
@@ -459,7 +475,10 @@ class SourceTask(ReadingTask):
     def _read(self) -> bool:
         if self._clock.monotonic_us() - self._looked_us >= LOOK_EVERY_US and self._look_at_silence():
             return True
+        limit = self._limit
         for partition in self._readable():
+            if limit is not None and partition.watermark_us(self._step.lateness_us) > limit.until_us:
+                break  # the others are further ahead
             until = self._until(partition)
             if until is not None and partition.position >= until:
                 partition.at_end = True
@@ -549,11 +568,12 @@ class SourceTask(ReadingTask):
         """Request a barrier when a partition has become silent, or an idle one has rows again."""
         after_us = self._step.idle_after_us
         self._looked_us = now_us = self._clock.monotonic_us()
-        if after_us is None or self._asked or self._bounded:
+        if self._asked or self._bounded or (after_us is None and now_us - self._looked_at_idle_us < LOOK_IDLE_US):
             return False
+        self._looked_at_idle_us = now_us
         self._look_at_idle()
         for partition in self._share.partitions.values():
-            silent = not partition.idle and now_us - partition.heard_us >= after_us
+            silent = after_us is not None and not partition.idle and now_us - partition.heard_us >= after_us
             if not partition.done and (silent or partition.stashed is not None):
                 self._asked = True
                 self._reports.request_barrier()

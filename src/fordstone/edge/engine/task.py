@@ -97,6 +97,8 @@ class Task(ABC):
         self._clock = parts.clock
         self._half: TaskSnapshot | None = None
         self.finished = False
+        self.moved = True
+        """Whether rows came or time moved since the last barrier. Read by the coordinator, too."""
 
     @abstractmethod
     def step(self) -> bool:
@@ -134,6 +136,7 @@ class Task(ABC):
                 self._pending.extend((channel, item) for channel in output.channels)
 
     def _announce(self, us: int, *, idle: bool, ended_us: int = TIME_MIN_US) -> None:
+        self.moved = True
         self._broadcast(Watermark(us, idle, ended_us), back=False)
 
     def _cut(self, barrier: Barrier, *, logging: bool) -> None:
@@ -155,6 +158,7 @@ class Task(ABC):
         else:
             self._broadcast(barrier)
         self._half = None
+        self.moved = False
         if logging:
             self._half = snapshot
         else:
@@ -172,6 +176,8 @@ class Task(ABC):
             watermark_us=self.watermark_us,
             outputs=self.chain.freeze_outlets(barrier.attempt, barrier.committed),
             finished=self.finished,
+            moved=self.moved,
+            clock_due_us=self.chain.clock_due_us(),
         )
 
     def _freeze_source(self, barrier: Barrier) -> FrozenSource | None:  # noqa: ARG002 - sources need it
@@ -217,6 +223,7 @@ class StreamTask(Task):
     def _handle(self, event: GateEvent) -> None:
         match event:
             case Rows(batch=batch):
+                self.moved = True
                 self.rows_in += batch.frame.height
                 self.chain.push(batch.frame, late=batch.late)
             case TimeMoved(us=us, idle=idle):

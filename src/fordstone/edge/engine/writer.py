@@ -147,8 +147,10 @@ class Writer:
             yield from self._until_written(work)
         tasks = draft.tasks()
         cut = self.stages.crossing.add_to(draft.cut(self.epoch + 1), tasks)
-        manifest = draft.manifest(self._identity, cut, tasks, created_us=self._clock.wall_us())
         outbox = self.stages.outbox
+        if outbox is not None:
+            cut = outbox.continuing(cut)
+        manifest = draft.manifest(self._identity, cut, tasks, created_us=self._clock.wall_us())
         if outbox is not None:
             yield from self._until_written(lambda: outbox.make_room(cut))
         yield from self._until_written(lambda: self.stages.release_log.seal(manifest))

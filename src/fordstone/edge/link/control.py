@@ -23,7 +23,7 @@ import polars as pl
 from fordstone.connectors.base import Source
 from fordstone.connectors.control import PARTITION, ControlLog, ControlSource, changes_between
 from fordstone.epochs.manifest import Manifest
-from fordstone.epochs.run_file import decode_run
+from fordstone.epochs.untrusted import decode_untrusted
 from fordstone.errors import DamagedError, HubAwayError, HubError, StorageError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.publisher import apply_changes
@@ -138,7 +138,7 @@ class ControlFetcher:
 
     def _fetched(self, page: ControlPage, version: ControlVersion) -> pl.DataFrame:
         """Return the rows of a version, one row per key, in the columns of the table."""
-        rows = decode_run(self._hub.read_blob(version.blob, page.blobs), version.blob)
+        rows = decode_untrusted(self._hub.read_blob(version.blob, page.blobs), version.blob)
         self._failpoints.hit("control.fetched")
         if dict(rows.schema) != dict(self._log.columns):
             wanted, given = (

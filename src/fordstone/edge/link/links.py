@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from fordstone.connectors.base import SinkDelayedError
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.engine import Environment, Steppable
 from fordstone.edge.engine.recovery import RemoteCheckpoints
 from fordstone.edge.engine.writer import Writer
 from fordstone.edge.link.outbox import Outbox
-from fordstone.edge.link.owner import Owner, next_owner
+from fordstone.edge.link.owner import Ownership
 from fordstone.edge.link.sender import Patience, Sender
 from fordstone.epochs.copies import Uploader, fetch_checkpoint, fetch_cuts, survey_remote
-from fordstone.epochs.manifest import decode_manifest
 from fordstone.epochs.store import CheckpointStore, Survey
-from fordstone.errors import CheckpointError, ConfigError, HubError, StorageError
+from fordstone.epochs.untrusted import decode_untrusted, decode_untrusted_manifest
+from fordstone.errors import CheckpointError, ConfigError, DamagedError, HubAwayError, HubError, StorageError
 from fordstone.hub.messages import Checkpoint, LeaseRequest
 from fordstone.plan import plan as p
 from fordstone.protocol.progress import Progress
@@ -44,12 +45,15 @@ _CHANCE_STEPS: Final = 1 << 20
 _NOTHING = Survey(checkpoints=(), cuts=frozenset())
 
 
-def hub_checkpoints(hub: HubClient, store: CheckpointStore, owner: Owner, *, take_over: bool) -> RemoteCheckpoints:
+def hub_checkpoints(
+    hub: HubClient, store: CheckpointStore, ownership: Ownership, *, take_over: bool
+) -> RemoteCheckpoints:
     """Return the hub's checkpoints, for a machine whose state directory is missing or damaged.
 
     The hub has the newest checkpoint that a node sent with a commit, and the cuts of no other epoch: a node resumes exactly
     where its rows end, or not at all. A whole state directory never waits for the hub. The hub is asked only if a checkpoint here
     is damaged, or if there is none and `take_over` is set. In that case the former holder is fenced first, so that it adds no epochs.
+    In the other case nobody is fenced, so a checkpoint counts only if it is of an epoch that was sealed here: it may be a successor's.
     """
 
     def survey() -> Survey:
@@ -63,10 +67,13 @@ def hub_checkpoints(hub: HubClient, store: CheckpointStore, owner: Owner, *, tak
                 _check_head(
                     store, hub.head(store.pipeline, store.node).epoch, hub.checkpoint(store.pipeline, store.node)
                 )
-            head = _fence_others(hub, store, owner) if not here else 0
+            head = _fence_others(hub, store, ownership) if not here else 0
             found = hub.checkpoint(store.pipeline, store.node)
-        except HubError as error:
-            # It does not respond, or rejects the request: local checkpoints may be enough.
+            if here and found is not None and not _is_ours(hub, store, found):
+                log.warning("checkpoint at the hub is not of this directory", extra={"epoch": found.epoch})
+                found = None
+        except (HubError, DamagedError) as error:
+            # It does not respond, rejects the request, or its copy is damaged: local checkpoints may be enough.
             raise StorageError(f"{error} Without the hub, its checkpoint cannot be taken over.") from error
         if not here:
             _check_head(store, head, found)
@@ -82,19 +89,38 @@ def hub_checkpoints(hub: HubClient, store: CheckpointStore, owner: Owner, *, tak
                 f"{'none' if found is None else f'that of epoch {found.epoch}'}: another process commits there. Start again."
             )
         data = hub.read_blob(found.manifest)
-        manifest = decode_manifest(data, pipeline=store.pipeline, node=store.node, epoch=epoch)
+        manifest = decode_untrusted_manifest(data, pipeline=store.pipeline, node=store.node, epoch=epoch)
+        if store.cuts().get(epoch, manifest.cut) != manifest.cut:
+            raise CheckpointError(
+                f"the hub has another epoch {epoch} of pipeline {store.pipeline} on node {store.node} than was sealed here: another "
+                "process commits there."
+            )
         for run in dict.fromkeys(manifest.runs()):
             if store.run_fault(run, deep=True) is not None:
-                store.put_run(run, hub.read_blob(run))
+                stored = hub.read_blob(run)
+                decode_untrusted(stored, run)  # only to see that it can be done: the store does not check what it reads
+                store.put_run(run, stored)
         store.commit(manifest, sealed_before=True)
 
     return RemoteCheckpoints(survey=survey, fetch=fetch, fetch_cuts=lambda: None)
 
 
-def _fence_others(hub: HubClient, store: CheckpointStore, owner: Owner) -> int:
+def _is_ours(hub: HubClient, store: CheckpointStore, found: Checkpoint) -> bool:
+    """Whether a checkpoint at the hub is that of an epoch as it was sealed here."""
+    own = store.cuts().get(found.epoch)
+    if own is None:
+        return False
+    data = hub.read_blob(found.manifest)
+    return decode_untrusted_manifest(data, pipeline=store.pipeline, node=store.node, epoch=found.epoch).cut == own
+
+
+def _fence_others(hub: HubClient, store: CheckpointStore, ownership: Ownership) -> int:
     """Take the lease over. Return the newest epoch that the hub has, to which no other process can add any more."""
-    request = LeaseRequest(holder=owner.holder, local=owner.incarnation, take_over=True)
-    return hub.lease(store.pipeline, store.node, request).head
+    owner = ownership.owner
+    request = LeaseRequest(holder=owner.holder, local=owner.incarnation, start=owner.start, take_over=True)
+    lease = hub.lease(store.pipeline, store.node, request)
+    ownership.grant(lease.generation.hub)
+    return lease.head
 
 
 def _check_head(store: CheckpointStore, head: int, found: Checkpoint | None) -> None:
@@ -118,7 +144,13 @@ class HubLink:
     """Made once per start, after the state directory is locked. It does not call the hub: a node starts without it, too."""
 
     def __init__(
-        self, hub: HubClient, plan: p.Plan, config: RunConfig, environment: Environment, store: CheckpointStore
+        self,
+        hub: HubClient,
+        plan: p.Plan,
+        config: RunConfig,
+        environment: Environment,
+        store: CheckpointStore,
+        ownership: Ownership,
     ) -> None:
         drops = config.outbox_full == "drop_oldest"
         if drops and plan.guarantee != "at_most_once":
@@ -126,14 +158,15 @@ class HubLink:
                 f"pipeline {plan.pipeline} promises {plan.guarantee}, so its outbox may drop nothing. Leave outbox_full at 'block', or "
                 "declare the pipeline with guarantee='at_most_once'."
             )
-        owner = next_owner(environment.disk, f"{store.pipeline}/{store.node}")
         choose = environment.choose
-        self.outbox = Outbox(store, bytes_max=config.outbox_bytes_max, drops=drops, fresh=owner.incarnation == 1)
+        self._ownership = ownership
+        self.outbox = Outbox(store, bytes_max=config.outbox_bytes_max, drops=drops)
         self.sender = Sender(
             hub=hub,
             outbox=self.outbox,
             store=store,
-            owner=owner,
+            owner=ownership.owner,
+            granted=ownership.grant,
             clock=environment.clock,
             chance=random.random if choose is None else lambda: choose(_CHANCE_STEPS) / _CHANCE_STEPS,
             take_over=config.take_over,
@@ -142,10 +175,25 @@ class HubLink:
         )
         self.remote: RemoteCheckpoints | None = None
         if config.hub_state or config.take_over:
-            self.remote = hub_checkpoints(hub, store, owner, take_over=config.take_over)
+            self.remote = hub_checkpoints(hub, store, ownership, take_over=config.take_over)
 
-    def acknowledged(self) -> int | None:
-        return self.outbox.sent or None
+    def take_over(self) -> None:
+        """Take the lease before sinks are opened, so that they know the new generation. `SinkDelayedError` if that has to wait for the hub.
+
+        A node that was granted a generation before does not wait for a hub that is away.
+        """
+        try:
+            self.sender.take_over()
+        except HubAwayError as error:
+            if not self._ownership.owner.granted:
+                raise SinkDelayedError(
+                    f"{error} Until the hub has granted the take-over, nothing may be written."
+                ) from error
+            log.warning("hub not reached", extra={"problem": str(error)})
+
+    def acknowledged(self) -> tuple[int, ...]:
+        """Return the newest epoch that the hub has: its checkpoint is kept here until the hub has a newer one."""
+        return (self.outbox.sent,)
 
     def add_progress(self, progress: Progress) -> Progress:
         return msgspec.structs.replace(
@@ -166,14 +214,19 @@ class CheckpointCopier:
         self._store = store
         self._uploader = Uploader(store, url, keep=keep, clock_us=clock.monotonic_us)
         self._logged: str | None = None
+        self._at_start = store.epochs()
 
     @property
     def idle_wait_us(self) -> int | None:
         return COPY_EVERY_US
 
-    def acknowledged(self) -> int | None:
-        """Return the newest epoch that is complete at the remote: its runs are kept here until a newer one is."""
-        return self._uploader.status.uploaded
+    def acknowledged(self) -> tuple[int, ...]:
+        """Return the newest epoch that is complete at the remote: its checkpoint is kept here until a newer one is.
+
+        Until this process has uploaded one, it is one of those that the process before it had kept.
+        """
+        uploaded = self._uploader.status.uploaded
+        return self._at_start if uploaded is None else (uploaded,)
 
     def step(self) -> bool:
         epochs = self._store.epochs()
@@ -201,15 +254,21 @@ class Links:
         self._copier: CheckpointCopier | None = None
         self._client: HubClient | None = None
         self._hub: HubLink | None = None
+        self.ownership = Ownership(environment.disk, f"{store.pipeline}/{store.node}")
         if config.hub is not None:
             from fordstone.hub.client.client import HubClient  # noqa: PLC0415 - without a hub, no HTTP client is loaded
 
             self._client = HubClient(config.hub, timeout_s=HUB_TIMEOUT_SECONDS)
-            self._hub = HubLink(self._client, plan, config, environment, store)
+            self._hub = HubLink(self._client, plan, config, environment, store, self.ownership)
 
     @property
     def outbox(self) -> Outbox | None:
         return None if self._hub is None else self._hub.outbox
+
+    def take_over(self) -> None:
+        """With `take_over`: fence the former holder at the hub. Called after recovery, before a sink is opened."""
+        if self._config.take_over and self._hub is not None:
+            self._hub.take_over()
 
     def remote(self) -> RemoteCheckpoints | None:
         """Return the checkpoints at the URL or at the hub, to recover from."""

@@ -1,20 +1,22 @@
 """The outbox: sealed epochs that the hub does not have yet. It is an index in memory of the epoch log; their rows are runs in the store.
 
 The writer adds each epoch when it is sealed; `edge.link.sender` takes the oldest and marks them when the hub has them. Days without
-the hub cost a line in the log per epoch.
+the hub cost a line in the log and about a hundred bytes of memory per epoch, which its bound counts, too (`ENTRY_BYTES`).
 
 Invariants: entries have no gaps; an entry goes only after the mark that the hub has it is durable; the runs of every entry that
-is there are held.
+is there are held; an epoch has one digest, in whatever form it is sent, so the chain at the newest epoch never depends on that.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import msgspec
 
@@ -23,13 +25,17 @@ from fordstone.epochs.manifest import Cut
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError, StorageError
 from fordstone.hub.messages import ENDED_US, EpochEntry, StreamSegment
+from fordstone.protocol.chain import CHAIN_START, chained
 from fordstone.protocol.delivery import Weight
+from fordstone.protocol.lease import Position
+from fordstone.state.base import RunRef
 
 log = logging.getLogger(__name__)
 
 COLLECT_EPOCHS: Final = 5_000
 WEIGHTS_MAX: Final = 2048
-_ENTRY: Final = msgspec.json.Decoder(EpochEntry)
+ENTRY_BYTES: Final = 1024
+"""What an epoch counts for beside its rows: its line in the log, its entry here, and the names of its runs."""
 
 
 def entry_of(cut: Cut) -> EpochEntry:
@@ -46,38 +52,90 @@ def entry_of(cut: Cut) -> EpochEntry:
         created_us=cut.now_us,
         ended=cut.ended,
         controls=cut.controls,
+        sealed_as=cut.sealed_as,
     )
 
 
-class _Kept(NamedTuple):
-    """An entry, small: there may be some hundred thousand."""
+def empty_entry(epoch: int) -> EpochEntry:
+    """What is sent of an epoch that was sealed before there was a hub, and holds nothing for it."""
+    return EpochEntry(epoch=epoch, streams={}, created_us=0)
 
-    body: bytes
-    size_bytes: int
-    digests: tuple[str, ...]
-    segments: int
-    exact: bool
-    """The hub cannot have this epoch with other content."""
+
+class _Kept(msgspec.Struct, frozen=True, array_like=True):
+    """An entry in a few bytes: there may be millions. Its epoch is known by its place."""
+
+    streams: tuple[tuple[str, int, tuple[tuple[bytes, int, int], ...]], ...]
+    """Of each stream its name, its watermark, and the digest, size and rows of its runs."""
+    created_us: int
+    ended: bool
+    controls: dict[str, int]
+    sealed_as: bytes
+    """The digest of the entry, if its form has changed since it was sealed."""
+
+    @classmethod
+    def of(cls, entry: EpochEntry) -> _Kept:
+        streams = tuple(
+            (
+                name,
+                segment.watermark_us,
+                tuple((bytes.fromhex(run.digest), run.size_bytes, run.rows) for run in segment.runs),
+            )
+            for name, segment in entry.streams.items()
+        )
+        sealed_as = bytes.fromhex(entry.sealed_as or "")
+        return cls(streams, entry.created_us, entry.ended, dict(entry.controls), sealed_as)
+
+    def entry(self, epoch: int) -> EpochEntry:
+        return EpochEntry(
+            epoch=epoch,
+            streams={
+                name: StreamSegment(
+                    runs=tuple(RunRef(digest.hex(), size_bytes, rows) for digest, size_bytes, rows in runs),
+                    watermark_us=watermark_us,
+                )
+                for name, watermark_us, runs in self.streams
+            },
+            created_us=self.created_us,
+            ended=self.ended,
+            controls=self.controls,
+            sealed_as=self.sealed_as.hex() or None,
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size_bytes for _, _, runs in self.streams for _, size_bytes, _ in runs)
+
+    def digests(self) -> Iterator[str]:
+        """Of its runs."""
+        return (digest.hex() for _, _, runs in self.streams for digest, _, _ in runs)
+
+
+_PACK: Final = msgspec.msgpack.Encoder()
+_UNPACK: Final = msgspec.msgpack.Decoder(_Kept)
 
 
 class Outbox:
     """Written by two threads, the writer's and the sender's; read by any."""
 
-    def __init__(self, store: CheckpointStore, *, bytes_max: int, drops: bool = False, fresh: bool = False) -> None:
-        """`drops`: when it is full, the oldest rows go; else nothing is sealed. `fresh`: the directory never had to do with a hub."""
+    def __init__(self, store: CheckpointStore, *, bytes_max: int, drops: bool = False) -> None:
+        """`drops`: when it is full, the oldest rows go; else nothing is sealed."""
         self.wake: Callable[[], None] = lambda: None
         """Called when there is something new to send."""
         self.overrun = False
         """The last epoch before a stop may go beyond the bound: otherwise a full outbox could not be stopped."""
         self._store = store
-        self._bytes_max, self._drops, self._fresh = bytes_max, drops, fresh
+        self._bytes_max, self._drops = bytes_max, drops
         self._io = threading.Lock()
         """Held while a mark is written. Taken before the other lock, which is never held while a disk is waited for."""
         self._mutex = threading.Lock()
         self._delivery = DeliveryState(acknowledged=0)
-        self._kept: deque[_Kept] = deque()
-        self._held: dict[str, int] = {}
-        """How many entries name each run."""
+        self._kept: deque[bytes] = deque()
+        """The entries, packed, the oldest first."""
+        self._newest_chain: str | None = None
+        """The chain at the newest epoch; None: it is not known."""
+        self._empty = Position(0, CHAIN_START)
+        self._offered: list[int] = []
+        """Checkpoints that are pinned until the hub has their epochs again."""
         self._bytes = 0
 
     # What is known of it.
@@ -86,6 +144,11 @@ class Outbox:
     def sent(self) -> int:
         """The newest epoch that the hub is known to have."""
         return self._delivery.acknowledged
+
+    @property
+    def log_id(self) -> str:
+        """The hub's log that acknowledged `sent`; empty: none has yet."""
+        return self._delivery.log_id
 
     @property
     def unsent_before(self) -> int:
@@ -104,6 +167,7 @@ class Outbox:
 
     @property
     def size_bytes(self) -> int:
+        """The bytes of the rows that wait."""
         return self._bytes
 
     @property
@@ -111,10 +175,30 @@ class Outbox:
         """Every how many epochs it is worth looking for runs that may go: it takes a look at each that may not."""
         return 1 + self.epochs // COLLECT_EPOCHS
 
-    def held(self) -> set[str]:
-        """The runs that must stay. Called by the writer before it collects."""
+    def chain_at(self, epoch: int) -> str | None:
+        """The chain at an epoch from `sent` to `newest`, from what is here alone; None: it cannot be computed."""
         with self._mutex:
-            return set(self._held)
+            delivery, kept = self._delivery, list(itertools.islice(self._kept, max(epoch - self.sent, 0)))
+        if epoch >= delivery.acknowledged:
+            known = delivery.chain is not None and len(kept) == epoch - delivery.acknowledged
+            digests = (one.digest() for one in _entries(kept, delivery.acknowledged + 1))
+            return _fold(delivery.chain or CHAIN_START, digests) if known else None
+        if delivery.acknowledged <= delivery.unsent_before:
+            return self.chain_of_empty(epoch)
+        return None
+
+    def chain_of_empty(self, epoch: int) -> str:
+        """The chain at an epoch if all up to it hold nothing. Goes on from the last call: there may be millions of them."""
+        start = self._empty if self._empty.epoch <= epoch else Position(0, CHAIN_START)
+        chain = _fold(start.chain, (empty_entry(one).digest() for one in range(start.epoch + 1, epoch + 1)))
+        self._empty = Position(epoch, chain)
+        return chain
+
+    def held(self) -> Iterator[str]:
+        """The runs that must stay. Called by the writer when it collects; later entries name later runs."""
+        with self._mutex:
+            kept = list(self._kept)
+        return (digest for packed in kept for digest in _UNPACK.decode(packed).digests())
 
     # The writer's side.
 
@@ -131,7 +215,7 @@ class Outbox:
                 return records.get(epoch) or self._store.manifest(epoch).cut
             except CheckpointError:
                 # A pipeline of which nothing crosses may have run without a hub, and nothing was lost by it.
-                return None if crosses else Cut(epoch=epoch, sources={}, restated=True)
+                return None if crosses else Cut(epoch=epoch, sources={})
 
         if content.delivery is None:
             self._delivery = self._first_delivery(sealed, find)
@@ -139,8 +223,8 @@ class Outbox:
         else:
             self._delivery = content.delivery
         self._kept.clear()
-        self._held.clear()
         self._bytes = 0
+        self._newest_chain = self._delivery.chain
         for epoch in range(self.sent + 1, sealed + 1):
             cut = find(epoch)
             if cut is None:
@@ -149,7 +233,7 @@ class Outbox:
                     "found in the checkpoints either. Bring the file back from a copy; or, if the hub has the epoch, go on from the "
                     "hub's checkpoint with an empty state directory and --take-over."
                 )
-            self._push(self._keep(cut))
+            self._push(cut)
 
     def check(self, cut: Cut) -> None:
         """At a start: read the rows of the newest epoch if they wait for the hub. `DamagedError`: the epoch has to be replayed.
@@ -159,18 +243,23 @@ class Outbox:
         if cut.epoch > self.sent and (fault := self._fault(cut, deep=True)) is not None:
             raise DamagedError(f"what epoch {cut.epoch} has for the hub is damaged: {fault}")
 
+    def continuing(self, cut: Cut) -> Cut:
+        """Before a seal: the record of the next epoch, with the chain that it continues."""
+        return msgspec.structs.replace(cut, chain_before=self._newest_chain)
+
     def make_room(self, cut: Cut) -> None:
         """Before a seal: check that the rows of an epoch fit. `StorageError` while they do not."""
         size_bytes = sum(run.size_bytes for segment in entry_of(cut).streams.values() for run in segment.runs)
         with self._io:
-            beyond = self._bytes + size_bytes - self._bytes_max
-            if beyond <= 0 or not self._bytes or self.overrun or not size_bytes:
+            waiting_bytes = self._bytes + ENTRY_BYTES * self.epochs
+            beyond = waiting_bytes + size_bytes + ENTRY_BYTES - self._bytes_max
+            if beyond <= 0 or not self.epochs or self.overrun or not size_bytes:
                 return
             if self._drops:
                 self._drop(beyond)
                 return
         raise StorageError(
-            f"the outbox is full: {self._bytes} bytes of {self.epochs} epochs wait for the hub, and {size_bytes} more do not fit into "
+            f"the outbox is full: {waiting_bytes} bytes of {self.epochs} epochs wait for the hub, and {size_bytes} more do not fit into "
             f"{self._bytes_max}. Nothing more is read until the hub takes some of them. Bring the hub back, or give the outbox more "
             "room (--outbox-max)."
         )
@@ -179,7 +268,7 @@ class Outbox:
         """Take in an epoch that has just been sealed; return the number of its rows."""
         if cut.epoch != self.newest + 1:
             raise AssertionError(f"epoch {cut.epoch} came into the outbox after {self.newest}")
-        self._push(self._keep(cut))
+        self._push(cut)
         self.wake()
         return sum(run.rows for segment in entry_of(cut).streams.values() for run in segment.runs)
 
@@ -187,37 +276,49 @@ class Outbox:
 
     def weights(self) -> Iterator[Weight]:
         """What each entry weighs, the oldest first, for the next commit; only some thousand of them."""
-        with self._mutex:
-            some = list(itertools.islice(self._kept, WEIGHTS_MAX))
-        return (
-            Weight(size_bytes=kept.size_bytes, body_bytes=len(kept.body), runs=len(kept.digests) + kept.segments)
-            for kept in some
-        )
+        return map(_weight, self._oldest(WEIGHTS_MAX))
 
     def oldest(self, count: int) -> tuple[EpochEntry, ...]:
-        with self._mutex:
-            some = list(itertools.islice(self._kept, count))
-        return tuple(_ENTRY.decode(kept.body) for kept in some)
+        return tuple(self._oldest(count))
 
-    def digest(self, epoch: int) -> str | None:
-        """The digest of an entry that waits; None if it does not, or if the hub may have it with other content."""
-        with self._mutex:
-            index = epoch - self.sent - 1
-            kept = self._kept[index] if 0 <= index < len(self._kept) else None
-        return None if kept is None or not kept.exact else _ENTRY.decode(kept.body).digest()
-
-    def mark(self, epoch: int) -> None:
-        """The hub has everything up to here. The mark is durable before anything is removed."""
+    def mark(self, epoch: int, *, chain: str, log_id: str) -> None:
+        """The hub has everything up to here, with this chain. The mark is durable before anything is removed."""
         with self._io:
-            if epoch <= self.sent:
+            delivery = msgspec.structs.replace(self._delivery, acknowledged=epoch, chain=chain, log_id=log_id)
+            if epoch < self.sent or delivery == self._delivery:
                 return
-            delivery = msgspec.structs.replace(self._delivery, acknowledged=epoch)
             self._store.log.note_delivery(delivery)
             self._store.failpoints.hit("outbox.marked")
             with self._mutex:
                 for _ in range(min(epoch - self.sent, len(self._kept))):
-                    self._forget(self._kept.popleft())
+                    self._bytes -= _UNPACK.decode(self._kept.popleft()).size_bytes
                 self._delivery = delivery
+                if self._newest_chain is None or not self._kept:
+                    self._newest_chain = _fold(chain, (one.digest() for one in _entries(self._kept, epoch + 1)))
+        self._unpin(epoch)
+
+    def offer_again(self, head: int) -> int:
+        """Send epochs after `head` again, which a restored hub has lost, as far back as they are still here. Return the first of them.
+
+        These are epochs of which the checkpoint is kept; rows of others went when the hub had them.
+        """
+        with self._io:
+            first, found = self.sent + 1, deque[Cut]()
+            while first - 1 > head and (cut := self._still_here(first - 1)) is not None:
+                found.appendleft(cut)
+                first -= 1
+            digests = [entry_of(cut).digest() for cut in found]
+            if not found or _fold(found[0].chain_before or CHAIN_START, digests) != self._delivery.chain:
+                return self.sent + 1
+            delivery = msgspec.structs.replace(self._delivery, acknowledged=first - 1, chain=found[0].chain_before)
+            self._store.log.note_delivery(delivery)
+            with self._mutex:
+                self._delivery = delivery
+                for cut in reversed(found):
+                    kept = _Kept.of(self._entry(cut))
+                    self._kept.appendleft(_PACK.encode(kept))
+                    self._bytes += kept.size_bytes
+        return first
 
     # How.
 
@@ -227,66 +328,89 @@ class Outbox:
         while epoch and (cut := find(epoch)) is not None and cut.crosses and self._fault(cut, deep=False) is None:
             epoch -= 1
         # Nothing was to cross: the sender fills up what the hub wants, without a list of it here.
-        nothing_before = self._fresh or (cut is not None and not cut.crosses)
-        return DeliveryState(acknowledged=epoch, unsent_before=epoch if nothing_before else 0)
+        nothing_before = cut is not None and not cut.crosses
+        following = find(epoch + 1) if epoch < sealed else None
+        chain = CHAIN_START if not epoch else None
+        if following is not None and following.chain_before is not None:
+            chain = following.chain_before
+        elif cut is not None and cut.epoch == epoch and cut.chain_before is not None:
+            chain = chained(cut.chain_before, entry_of(cut).digest())
+        return DeliveryState(acknowledged=epoch, chain=chain, unsent_before=epoch if nothing_before else 0)
+
+    def _still_here(self, epoch: int) -> Cut | None:
+        """The record of an epoch that could be sent again: its checkpoint is kept, and pinned from now on, and its rows are whole."""
+        with contextlib.suppress(CheckpointError):
+            self._store.pin(epoch)
+            self._offered.append(epoch)
+            cut = self._store.manifest(epoch).cut
+            if cut.chain_before is not None and self._fault(cut, deep=True) is None:
+                return cut
+        return None
+
+    def _unpin(self, until: int) -> None:
+        for epoch in [epoch for epoch in self._offered if epoch <= until]:
+            self._offered.remove(epoch)
+            self._store.unpin(epoch)
 
     def _fault(self, cut: Cut, *, deep: bool) -> str | None:
         runs = [run for segment in cut.segments if segment.stream is not None for run in segment.runs]
         return next((fault for run in runs if (fault := self._store.run_fault(run, deep=deep))), None)
 
-    def _keep(self, cut: Cut) -> _Kept:
-        if cut.epoch <= self._delivery.dropped:
-            return _kept(_without_rows(entry_of(cut)), exact=False)
-        return _kept(entry_of(cut), exact=not cut.restated)
+    def _entry(self, cut: Cut) -> EpochEntry:
+        return _without_rows(entry_of(cut)) if cut.epoch <= self._delivery.dropped else entry_of(cut)
+
+    def _oldest(self, count: int) -> Iterator[EpochEntry]:
+        with self._mutex:
+            first, some = self.sent + 1, list(itertools.islice(self._kept, count))
+        return _entries(some, first)
 
     def _drop(self, beyond: int) -> None:
         """Take the rows out of the oldest entries. The epochs stay: the hub takes none without those before it."""
-        emptied: list[_Kept] = []
-        rows = 0
-        for kept in list(self._kept):
-            if beyond <= 0:
+        emptied: list[bytes] = []
+        rows = dropped_bytes = 0
+        for entry in self._oldest(len(self._kept)):
+            if beyond <= dropped_bytes:
                 break
-            entry = _ENTRY.decode(kept.body)
             rows += sum(run.rows for segment in entry.streams.values() for run in segment.runs)
-            emptied.append(_kept(_without_rows(entry), exact=False))
-            beyond -= kept.size_bytes
+            dropped_bytes += _weight(entry).size_bytes
+            emptied.append(_PACK.encode(_Kept.of(_without_rows(entry))))
         delivery = msgspec.structs.replace(self._delivery, dropped=self.sent + len(emptied))
         self._store.log.note_delivery(delivery)
         with self._mutex:
             self._delivery = delivery
-            for index, kept in enumerate(emptied):
-                self._forget(self._kept[index])
-                self._kept[index] = kept
+            self._bytes -= dropped_bytes
+            for index, packed in enumerate(emptied):
+                self._kept[index] = packed
         log.warning("outbox full, rows dropped", extra={"epochs": len(emptied), "rows": rows})
 
-    def _push(self, kept: _Kept) -> None:
+    def _push(self, cut: Cut) -> None:
+        entry = self._entry(cut)
+        kept = _Kept.of(entry)
         with self._mutex:
-            self._kept.append(kept)
-            for digest in kept.digests:
-                self._held[digest] = self._held.get(digest, 0) + 1
+            self._kept.append(_PACK.encode(kept))
             self._bytes += kept.size_bytes
-
-    def _forget(self, kept: _Kept) -> None:
-        for digest in kept.digests:
-            left = self._held[digest] - 1
-            if left:
-                self._held[digest] = left
-            else:
-                del self._held[digest]
-        self._bytes -= kept.size_bytes
+            if self._newest_chain is not None:
+                self._newest_chain = chained(self._newest_chain, entry.digest())
 
 
 def _without_rows(entry: EpochEntry) -> EpochEntry:
     streams = {name: msgspec.structs.replace(one, runs=()) for name, one in entry.streams.items()}
-    return msgspec.structs.replace(entry, streams=streams)
+    return msgspec.structs.replace(entry, streams=streams, sealed_as=entry.digest())
 
 
-def _kept(entry: EpochEntry, *, exact: bool) -> _Kept:
+def _fold(chain: str, digests: Iterable[str]) -> str:
+    return functools.reduce(chained, digests, chain)
+
+
+def _entries(packed: Iterable[bytes], first: int) -> Iterator[EpochEntry]:
+    """The entries of these epochs, of which the first is `first`."""
+    return (_UNPACK.decode(one).entry(epoch) for epoch, one in enumerate(packed, first))
+
+
+def _weight(entry: EpochEntry) -> Weight:
     runs = [run for segment in entry.streams.values() for run in segment.runs]
-    return _Kept(
-        body=msgspec.json.encode(entry, order="deterministic"),
+    return Weight(
         size_bytes=sum(run.size_bytes for run in runs),
-        digests=tuple(run.digest for run in runs),
-        segments=len(entry.streams),
-        exact=exact,
+        body_bytes=len(msgspec.json.encode(entry)),
+        runs=len(runs) + len(entry.streams),
     )

@@ -1,8 +1,11 @@
-"""The identity of a state directory at the hub: a random name, and a number that grows with every start (rule 18).
+"""The identity of a state directory at the hub and at its sinks: a random name, and a generation (rule 18).
 
     <pipeline>/<node>/owner.json
 
-Invariant: a number is durable before it is used, so no two starts ever share one.
+A generation is what the hub granted last, and a number that grows with every start. Without a hub the first one is 0. A node that cannot
+reach its hub goes on with what it was granted before.
+
+Invariant: both numbers are durable before they are used, so no two starts ever share them.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Final
 import msgspec
 
 from fordstone.errors import DamagedError
+from fordstone.protocol.lease import Fence
 from fordstone.storage.atomic import AtomicWriter
 from fordstone.storage.disk import Disk
 from fordstone.storage.journal import seal, unseal_as
@@ -29,6 +33,15 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     holder: str
     incarnation: int
+    start: str = ""
+    """Random: two copies of a directory come to the same incarnations, but not to the same starts."""
+    granted: int = 0
+    """The generation that the hub granted last; 0: none yet."""
+
+    @property
+    def fence(self) -> Fence:
+        """The generation of this start, as far as it is known to be granted."""
+        return Fence(self.granted, self.incarnation)
 
 
 _OWNER: Final = msgspec.json.Decoder(Owner)
@@ -36,21 +49,31 @@ _OWNER: Final = msgspec.json.Decoder(Owner)
 
 def next_owner(disk: Disk, directory: str) -> Owner:
     """Begin another incarnation. Called once a start, by the process that has the lock on the state directory."""
-    before = _read(disk, f"{directory}/{OWNER_NAME}")
-    owner = (
-        Owner(holder=secrets.token_hex(16), incarnation=1)
-        if before is None
-        else msgspec.structs.replace(before, incarnation=before.incarnation + 1)
-    )
+    before = _read(disk, f"{directory}/{OWNER_NAME}") or Owner(holder=secrets.token_hex(16), incarnation=0)
+    owner = msgspec.structs.replace(before, incarnation=before.incarnation + 1, start=secrets.token_hex(8))
     disk.make_dirs(directory)
-    AtomicWriter(disk).write(f"{directory}/{OWNER_NAME}", seal(_KIND, owner))
+    _write(disk, directory, owner)
     return owner
 
 
-def holder_of(disk: Disk, directory: str) -> str:
-    """The random name alone, made if there is none. Called by the process that has the lock."""
-    known = _read(disk, f"{directory}/{OWNER_NAME}")
-    return (next_owner(disk, directory) if known is None else known).holder
+class Ownership:
+    """The owner of one start. Recovery and the sender tell it what the hub granted; any thread may read."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk = disk
+        self._directory = directory
+        self.owner = next_owner(disk, directory)
+
+    def grant(self, hub: int) -> None:
+        """Keep the generation that the hub granted, durably."""
+        if hub != self.owner.granted:
+            owner = msgspec.structs.replace(self.owner, granted=hub)
+            _write(self._disk, self._directory, owner)
+            self.owner = owner
+
+
+def _write(disk: Disk, directory: str, owner: Owner) -> None:
+    AtomicWriter(disk).write(f"{directory}/{OWNER_NAME}", seal(_KIND, owner))
 
 
 def _read(disk: Disk, path: str) -> Owner | None:

@@ -1,7 +1,8 @@
 """Send the outbox to the hub. The sender is stepped on a thread of its own, so a slow network holds up nothing else.
 
-Each step makes at most one call. First the sender takes the lease, then it compares its epochs with the hub's; then, for
-each range of epochs, it sends the blobs that the hub lacks, commits, and marks the epochs as sent in the outbox.
+Each step makes at most one call. First the sender looks at the hub's head and takes the lease, which names that head; then it compares
+its epochs with the hub's; then, for each range of epochs, it sends the blobs that the hub lacks, commits, and marks the epochs as sent
+in the outbox.
 `protocol.delivery` decides what to send and what a rejection means. After a commit without a response, the sender
 compares again; it never guesses.
 
@@ -12,6 +13,7 @@ disagreement about what was sealed do.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections import deque
@@ -19,11 +21,12 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Final, assert_never
 
-from fordstone.edge.link.outbox import Outbox
+from fordstone.edge.link.outbox import Outbox, empty_entry
 from fordstone.edge.link.owner import Owner
 from fordstone.epochs.manifest import encode_manifest
 from fordstone.epochs.run_file import run_problem, short
 from fordstone.epochs.store import CheckpointStore
+from fordstone.epochs.untrusted import MANIFEST_BYTES_MAX
 from fordstone.errors import (
     CheckpointError,
     DamagedError,
@@ -41,22 +44,27 @@ from fordstone.hub.messages import (
     Commit,
     EpochEntry,
     Generation,
+    Head,
     LeaseRequest,
     Refusal,
 )
+from fordstone.protocol.chain import CHAIN_START, chained
 from fordstone.protocol.delivery import (
     SEND_BACKOFF,
     ContentDiffers,
     HubIsOlder,
     InSync,
     NodeIsOlder,
+    OfferAgain,
     Reaction,
+    Reconciliation,
     SendEmpty,
     SyncState,
     range_length,
     reaction_to,
     reconcile,
 )
+from fordstone.protocol.lease import Position
 from fordstone.runtime.clock import Clock
 from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError
@@ -155,7 +163,7 @@ class CommitBatch:
         data = encode_manifest(manifest)
         state = tuple(dict.fromkeys(manifest.runs()))
         largest = max((run.size_bytes for run in state), default=0)
-        if max(len(data), largest) > BLOB_BYTES_MAX or len(state) > STATE_RUNS_MAX:
+        if len(data) > MANIFEST_BYTES_MAX or largest > BLOB_BYTES_MAX or len(state) > STATE_RUNS_MAX:
             log.warning(
                 "checkpoint too large for the hub",
                 extra={"epoch": self.last, "runs": len(state), "largest_bytes": largest},
@@ -198,25 +206,30 @@ class Sender:
         outbox: Outbox,
         store: CheckpointStore,
         owner: Owner,
+        granted: Callable[[int], None] = lambda hub: None,  # noqa: ARG005 - see below
         clock: Clock,
         chance: Callable[[], float],
         take_over: bool = False,
         hub_state: bool = True,
         failpoints: Failpoints | None = None,
     ) -> None:
-        """`chance()` returns a random number from 0 to 1, for the jitter of waits."""
+        """`granted(hub)` keeps the generation of a lease, durably. `chance()` returns a random number from 0 to 1, for the jitter of waits."""
         self.wake: Callable[[], None] = lambda: None
         self.problem: str | None = None
         """Why the last attempt to send failed."""
         self.sent_bytes = 0
         self._hub, self._outbox, self._store, self._clock = hub, outbox, store, clock
-        self._owner, self._chance = owner, chance
+        self._owner, self._granted, self._chance = owner, granted, chance
         self._take_over, self._hub_state = take_over, hub_state
         self._failpoints = failpoints or NoFailpoints()
         self._generation: Generation | None = None
+        self._head: Head | None = None
+        """The hub's newest epoch, as it was when the sender looked last; None: look again."""
+        self._log_id = ""
         self._in_sync = False
         self._batch: CommitBatch | None = None
-        self._acknowledged = 0
+        self._acknowledged: Position | None = None
+        """What the hub has, as long as the mark of it is not durable."""
         self._at_hub: set[str] = set()
         """Blobs of the newest checkpoint at the hub, which are not sent again."""
         self._epochs_max = EPOCHS_PER_COMMIT_MAX
@@ -261,6 +274,14 @@ class Sender:
             return did
         return False
 
+    def take_over(self) -> None:
+        """Take the lease now. Called before the first `step`, by a start that takes over. `HubAwayError` if it has to be tried again."""
+        try:
+            self._take_lease(self._look())
+        except HubRefusedError as error:
+            self._rejected(error)
+            raise HubAwayError(str(error)) from error
+
     def finish(
         self, patience: Patience, *, wait: Callable[[float], bool], tick: Callable[[], None] = lambda: None
     ) -> None:
@@ -270,7 +291,7 @@ class Sender:
         """
         brief = patience is Patience.BRIEF
         until_us = self._clock.monotonic_us() + int(STOP_SECONDS * 1e6)
-        while self._outbox.epochs or self._acknowledged:
+        while self._outbox.epochs or self._acknowledged is not None:
             if self.failing and patience is not Patience.UNTIL_SENT:
                 break
             if brief and self._clock.monotonic_us() >= until_us:
@@ -286,10 +307,14 @@ class Sender:
             log.warning("epochs not sent yet", extra={"epochs": self._outbox.epochs, "problem": self.problem})
 
     def _advance(self) -> bool:
-        if self._acknowledged:
+        if self._acknowledged is not None:
             self._mark(self._acknowledged)
-        if self._generation is None:
-            self._take_lease()
+        if self._generation is None and self._head is None:
+            self._head = self._look()
+        elif self._generation is None and self._head is not None:
+            self._take_lease(self._head)
+        elif self._generation is None:
+            raise AssertionError("without a lease, the sender looks or requests one")
         elif not self._in_sync:
             self._reconcile(self._generation)
         elif self._batch is None:
@@ -303,51 +328,108 @@ class Sender:
             self._commit(self._batch, self._generation)
         return True
 
-    def _take_lease(self) -> None:
-        request = LeaseRequest(holder=self._owner.holder, local=self._owner.incarnation, take_over=self._take_over)
-        lease = self._hub.lease(self._store.pipeline, self._store.node, request)
-        self._generation = lease.generation
+    def _look(self) -> Head:
+        head = self._hub.head(self._store.pipeline, self._store.node)
+        self._log_id = head.log_id
+        return head
+
+    def _compare(self, head: Head) -> Reconciliation:
+        """Compare the epochs here with what the hub has, as `head` tells."""
+        known = self._outbox.chain_at(head.epoch) if head.epoch <= self._outbox.newest else None
+        restored = self._outbox.log_id in head.former_logs or (self._take_over and head.resync)
+        return reconcile(
+            SyncState(
+                head=head.epoch,
+                sent=self._outbox.sent,
+                newest=self._outbox.newest,
+                same=None if known is None else known == head.chain,
+                restored=restored,
+                unsent_before=self._outbox.unsent_before,
+            )
+        )
+
+    def _take_lease(self, head: Head) -> None:
+        """Request the lease as the owner of the hub's newest epoch, which a copy of this directory from before does not have."""
+        self._head = None
+        found = self._compare(head)
+        if self._take_over:
+            # Checked before the former holder is fenced: if this directory cannot go on from there, the other one should.
+            self._check(found)
+        epoch = self._outbox.sent if isinstance(found, OfferAgain) else head.epoch
+        chain = self._outbox.chain_at(epoch) if epoch <= self._outbox.newest else None
+        if chain is None and epoch <= self._outbox.unsent_before:
+            chain = self._outbox.chain_of_empty(epoch)
+        request = LeaseRequest(
+            holder=self._owner.holder,
+            local=self._owner.incarnation,
+            start=self._owner.start,
+            head=0 if chain is None else epoch,
+            chain=chain or CHAIN_START,
+            log_id=self._outbox.log_id,
+            take_over=self._take_over,
+        )
+        try:
+            lease = self._hub.lease(self._store.pipeline, self._store.node, request)
+        except HubRefusedError as error:
+            if error.code == "not_head":
+                self._check(found)
+                if chain is None:
+                    raise HubError(
+                        f"{error}\nThis state directory no longer knows what it has sent: {self._store.log.path} was lost. If no other "
+                        "copy of the directory is in use, start once with --take-over."
+                    ) from error
+            raise
+        self._granted(lease.generation.hub)
+        self._generation, self._log_id = lease.generation, lease.log_id
         log.info("lease taken", extra={"generation": lease.generation.hub, "head": lease.head})
 
     def _reconcile(self, generation: Generation) -> None:
-        head = self._hub.head(self._store.pipeline, self._store.node)
+        head = self._look()
         if head.generation is not None and head.generation > generation:
             # Checked first: a successor's epochs may differ from ours, and that is no disagreement.
             self._drop_batch()
             raise FencedError(
                 f"The hub has since granted generation {head.generation.hub}.{head.generation.local}. {self._fenced_advice()}"
             )
-        known = self._outbox.digest(head.epoch)
-        state = SyncState(
-            head=head.epoch,
-            sent=self._outbox.sent,
-            newest=self._outbox.newest,
-            same=None if known is None else known == head.digest,
-            unsent_before=self._outbox.unsent_before,
-        )
-        match reconcile(state):
+        found = self._compare(head)
+        self._check(found)
+        match found:
             case InSync(done=done):
                 self._in_sync = True
                 if self._batch is not None and done >= self._batch.epochs[0].epoch:
                     self._drop_batch()
-                self._mark(done)
+                self._mark(Position(done, head.chain))
             case SendEmpty(first=first, last=last):
                 last = min(last, first + self._epochs_max - 1)
-                epochs = tuple(EpochEntry(epoch=e, streams={}, created_us=0) for e in range(first, last + 1))
-                self._hub.commit(self._store.pipeline, self._store.node, Commit(generation=generation, epochs=epochs))
+                epochs = tuple(empty_entry(epoch) for epoch in range(first, last + 1))
+                commit = Commit(generation=generation, epochs=epochs, after=head.chain)
+                self._hub.commit(self._store.pipeline, self._store.node, commit)
+            case OfferAgain(head=there):
+                self._drop_batch()
+                first = self._outbox.offer_again(there)
+                lost = f"{there + 1}-{first - 1}" if first > there + 1 else "none"
+                log.warning("hub restored from a backup", extra={"head": there, "sent_again_from": first, "lost": lost})
+                self._in_sync = True
+
+    def _check(self, found: Reconciliation) -> None:
+        """Raise if this directory cannot go on from where the hub is."""
+        match found:
+            case InSync() | SendEmpty() | OfferAgain():
+                return
             case ContentDiffers(epoch=epoch):
-                raise HubError(self._disagreement(f"epoch {epoch} has other content there than here"))
+                raise HubError(self._disagreement(f"the epochs up to {epoch} have other content there than here"))
             case NodeIsOlder(head=there, newest=newest):
                 raise HubError(self._disagreement(
                     f"the hub has epoch {there}, and the newest that was sealed here is {newest}: this state directory is older, as "
-                    "after a restored backup"
+                    "after a restored backup, or is a copy of one that is in use"
                 ))  # fmt: skip
             case HubIsOlder(head=there, sent=sent):
                 raise HubError(
-                    f"the hub has pipeline {self._store.pipeline} of node {self._store.node} only up to epoch {there}, but it had "
-                    f"acknowledged {sent}, and the epochs between are no longer here: the hub's data is older than this state directory, "
-                    "or this is another hub. Restore the hub's data, or send to the right hub; or give this node another name, to "
-                    "start from the beginning there."
+                    f"the hub has pipeline {self._store.pipeline} of node {self._store.node} only up to epoch {there}, but a hub had "
+                    f"acknowledged {sent}. Nothing is sent, and everything is kept.\nIf the hub's data was restored from a backup, stop the "
+                    'hub, run `fordstone hub restore --data DIR` there, and start it again (docs: how-to/run-a-hub, "Restore a hub from a '
+                    'backup"): the node then sends again what it still has. If this is another hub, send to the right one; or give this '
+                    "node another name, to start from the beginning there."
                 )
             case other:
                 assert_never(other)
@@ -382,7 +464,8 @@ class Sender:
         self._failures = 0
 
     def _commit(self, batch: CommitBatch, generation: Generation) -> None:
-        commit = Commit(generation=generation, epochs=batch.epochs, checkpoint=batch.checkpoint)
+        after = self._outbox.chain_at(self._outbox.sent)
+        commit = Commit(generation=generation, epochs=batch.epochs, checkpoint=batch.checkpoint, after=after)
         # Until the response is here, the outcome is unknown: whatever happens, compare before anything else is sent.
         self._in_sync = False
         self._failpoints.hit("outbox.before-commit")
@@ -390,18 +473,25 @@ class Sender:
         self._failpoints.hit("outbox.committed")
         if response.head < batch.last:
             raise HubAwayError(f"the hub accepted epoch {batch.last}, but says that its newest is {response.head}.")
+        if response.head > batch.last:
+            # Another process commits under the same generation.
+            self._drop_batch()
+            return
         self._in_sync = True
         self._epochs_max = EPOCHS_PER_COMMIT_MAX
         if batch.checkpoint is not None:
             self._at_hub = {run.digest for run in batch.checkpoint.state}
         self._drop_batch()
         self._succeeded()
-        self._mark(batch.last)
+        chain = response.chain
+        if after is not None:
+            chain = functools.reduce(chained, (entry.digest() for entry in batch.epochs), after)
+        self._mark(Position(batch.last, chain))
 
-    def _mark(self, epoch: int) -> None:
-        self._acknowledged = epoch
-        self._outbox.mark(epoch)
-        self._acknowledged = 0
+    def _mark(self, done: Position) -> None:
+        self._acknowledged = done
+        self._outbox.mark(done.epoch, chain=done.chain, log_id=self._log_id)
+        self._acknowledged = None
 
     def _drop_batch(self) -> None:
         batch, self._batch = self._batch, None
@@ -428,7 +518,7 @@ class Sender:
                     refusal=error.refusal,
                 ) from error
             case Reaction.RENEW_LEASE:
-                self._generation, self._in_sync = None, False
+                self._generation, self._head, self._in_sync = None, None, False
             case Reaction.RECONCILE:
                 self._in_sync = False
                 self._drop_batch()

@@ -16,7 +16,7 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
@@ -27,11 +27,13 @@ import urllib3
 from fordstone.epochs.run_file import is_digest
 from fordstone.errors import ConfigError, DamagedError, HubAwayError, HubRefusedError
 from fordstone.hub.client.address import HubAddress
+from fordstone.hub.client.direct import DirectBlobs
 from fordstone.hub.messages import (
     API,
     BLOB_BYTES_MAX,
     BODY_BYTES_MAX,
     WAIT_SECONDS_MAX,
+    Acknowledged,
     Checkpoint,
     Commit,
     Committed,
@@ -39,26 +41,35 @@ from fordstone.hub.messages import (
     ControlPage,
     ControlPublish,
     ControlVersion,
+    DamagedBlob,
+    DamagedBlobs,
     Digests,
+    EpochInfo,
     Epochs,
+    EpochsRequest,
     Head,
     Health,
     Lease,
     LeaseRequest,
     Message,
+    NodeInfo,
     Nodes,
+    QuarantineChange,
+    QuarantineRequest,
     Refusal,
-    StreamPage,
+    ScrubPage,
+    SkippedEpochs,
+    SkipRequest,
+    StreamEpochs,
+    StreamInfo,
+    StreamNodes,
     Streams,
 )
 from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
-from fordstone.storage.remote import read_url
 
 M = TypeVar("M", bound=Message)
 T = TypeVar("T")
-URLS_MAX: Final = 64
-"""Maximum number of stores that are remembered as unreachable."""
 TIMEOUT_SECONDS: Final = 30.0
 CONNECT_SECONDS_MAX: Final = 10.0
 WAIT_MARGIN_SECONDS: Final = 10.0
@@ -77,6 +88,8 @@ BUFFERED_SPEED_MIN: Final = 8192
 UNACKNOWLEDGED_SECONDS_MAX: Final = 60.0
 """Timeout of a connection on which nothing is acknowledged, however much is still to be sent."""
 RETRY_AFTER_SECONDS_MAX: Final = 3600.0
+LISTED_ROWS_MAX: Final = 1_000_000
+"""Maximum number of rows of a list, over all of its pages."""
 MISSING_DIGESTS_MAX: Final = 10_000
 """Maximum in one call."""
 RETRY: Final = Backoff(first_us=100_000, max_us=5_000_000)
@@ -92,7 +105,7 @@ class HubClient:
     def __init__(self, address: HubAddress, *, timeout_s: float = TIMEOUT_SECONDS) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._unreachable: set[str] = set()
+        self._direct = DirectBlobs() if address.direct else None
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "fordstone"}
         if address.token is not None:
             self._headers["Authorization"] = f"Bearer {address.token}"
@@ -126,28 +139,14 @@ class HubClient:
 
     def read_blob(self, ref: RunRef, direct_url: str | None = None) -> bytes:
         """A blob, checked: from the hub's store where that can be reached from here, else through the hub."""
-        if direct_url is not None:
-            data = self._read_direct(direct_url, ref)
-            if data is not None:
-                return data
+        if direct_url is not None and self._direct is not None:
+            found = self._direct.read(direct_url, ref)
+            if found is not None:
+                return found
         data = self.get_blob(ref.digest)
         if len(data) != ref.size_bytes:
             raise DamagedError(f"blob {ref.digest[:12]} has {len(data)} bytes, what names it says {ref.size_bytes}.")
         return data
-
-    def _read_direct(self, url: str, ref: RunRef) -> bytes | None:
-        """Read a blob from the hub's store. It has the size and digest asked for, so the URL need not be trusted; None: ask the hub."""
-        if url in self._unreachable:
-            return None
-        try:
-            data = read_url(f"{url.rstrip('/')}/{ref.digest[:2]}/{ref.digest}", bytes_max=ref.size_bytes + 1)
-        except FileNotFoundError:
-            return None
-        except Exception:  # noqa: BLE001 - each kind of store has its own errors, and the hub is the way out of all of them
-            if len(self._unreachable) < URLS_MAX:
-                self._unreachable.add(url)
-            return None
-        return data if len(data) == ref.size_bytes and hashlib.sha256(data).hexdigest() == ref.digest else None
 
     def missing(self, digests: Iterable[str]) -> set[str]:
         """Which of these blobs the hub does not have."""
@@ -183,18 +182,40 @@ class HubClient:
 
     # A center's calls.
 
-    def stream_page(
-        self, pipeline: str, stream: str, *, after: int = 0, wait_s: float = 0.0, limit: int | None = None
-    ) -> StreamPage:
-        """What was committed to a stream after `after`; waits up to `wait_s` for it."""
-        path = f"{API}/pipelines/{_part(pipeline)}/streams/{_part(stream)}/epochs"
-        return self._ask("GET", path, StreamPage, query={"after": after, "limit": limit}, wait_s=wait_s)
+    def stream_nodes(
+        self,
+        pipeline: str,
+        stream: str,
+        *,
+        after: int = 0,
+        log_id: str | None = None,
+        wait_s: float = 0.0,
+        limit: int | None = None,
+    ) -> StreamNodes:
+        """The nodes that have committed to a stream after `after`; waits up to `wait_s` for one. All nodes if the log is another one."""
+        path = f"{_stream(pipeline, stream)}/nodes"
+        return self._ask("GET", path, StreamNodes, query={"after": after, "log": log_id, "limit": limit}, wait_s=wait_s)
 
-    def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> None:
+    def stream_epochs(self, pipeline: str, stream: str, request: EpochsRequest) -> StreamEpochs:
+        """The next epochs of some nodes of a stream."""
+        return self._ask("POST", f"{_stream(pipeline, stream)}/epochs", StreamEpochs, body=request)
+
+    def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> Acknowledged:
         """Register a consumer, or report its position: the hub may drop what every consumer has passed."""
-        self._call(
-            "PUT", f"{API}/pipelines/{_part(pipeline)}/consumers/{_part(consumer)}", body=_ENCODER.encode(position)
-        )
+        path = f"{API}/pipelines/{_part(pipeline)}/consumers/{_part(consumer)}"
+        return self._ask("PUT", path, Acknowledged, body=position)
+
+    def quarantine(self, pipeline: str, node: str, request: QuarantineRequest) -> QuarantineChange:
+        """Stop reading a node at an epoch; the same again changes nothing."""
+        return self._ask("PUT", f"{_node(pipeline, node)}/quarantine", QuarantineChange, body=request)
+
+    def release(self, pipeline: str, node: str) -> QuarantineChange:
+        """Let readers try a node again. For operators."""
+        return self._ask("DELETE", f"{_node(pipeline, node)}/quarantine", QuarantineChange)
+
+    def skip(self, pipeline: str, node: str, request: SkipRequest) -> SkippedEpochs:
+        """Let readers pass over the epochs at which they stop. For operators."""
+        return self._ask("POST", f"{_node(pipeline, node)}/skip", SkippedEpochs, body=request)
 
     def publish(self, pipeline: str, control: str, version: ControlPublish) -> ControlVersion:
         """Publish a version of a control table; the same (owner, batch) again changes nothing."""
@@ -206,15 +227,55 @@ class HubClient:
 
     # For people.
 
-    def nodes(self) -> Nodes:
-        return self._ask("GET", f"{API}/nodes", Nodes)
+    def nodes(self, *, pipeline: str | None = None) -> Nodes:
+        """All nodes, or those of one pipeline, page by page."""
+        found: list[NodeInfo] = []
+        page = Nodes(nodes=(), next="")
+        while page.next is not None:
+            page = self._ask("GET", f"{API}/nodes", Nodes, query={"pipeline": pipeline, "after": page.next or None})
+            found += page.nodes
+            self._check_list(found, page.nodes, page.next)
+        return Nodes(nodes=tuple(found))
 
     def streams(self) -> Streams:
-        return self._ask("GET", f"{API}/streams", Streams)
+        """All streams, page by page."""
+        found: list[StreamInfo] = []
+        page = Streams(streams=(), next="")
+        while page.next is not None:
+            page = self._ask("GET", f"{API}/streams", Streams, query={"after": page.next or None})
+            found += page.streams
+            self._check_list(found, page.streams, page.next)
+        return Streams(streams=tuple(found))
 
-    def epochs(self, *, pipeline: str | None = None, node: str | None = None, limit: int | None = None) -> Epochs:
-        """The newest epochs first."""
-        return self._ask("GET", f"{API}/epochs", Epochs, query={"pipeline": pipeline, "node": node, "limit": limit})
+    def epochs(self, *, pipeline: str | None = None, node: str | None = None, limit: int = 100) -> Epochs:
+        """The newest epochs first, page by page."""
+        found: list[EpochInfo] = []
+        page = Epochs(epochs=(), next="")
+        while page.next is not None and len(found) < limit:
+            query = {"pipeline": pipeline, "node": node, "after": page.next or None, "limit": limit - len(found)}
+            page = self._ask("GET", f"{API}/epochs", Epochs, query=query)
+            found += page.epochs
+            self._check_list(found, page.epochs, page.next)
+        return Epochs(epochs=tuple(found[:limit]))
+
+    def scrub(self, *, after: str = "") -> ScrubPage:
+        """Have the hub check some blobs, those after one."""
+        return self._ask("POST", f"{API}/scrub", ScrubPage, query={"after": after or None})
+
+    def damaged(self) -> DamagedBlobs:
+        """All damaged blobs, page by page."""
+        found: list[DamagedBlob] = []
+        page = DamagedBlobs(blobs=(), next="")
+        while page.next is not None:
+            page = self._ask("GET", f"{API}/damaged", DamagedBlobs, query={"after": page.next or None})
+            found += page.blobs
+            self._check_list(found, page.blobs, page.next)
+        return DamagedBlobs(blobs=tuple(found))
+
+    def _check_list(self, found: Sequence[object], page: Sequence[object], following: str | None) -> None:
+        """A list ends: each page but the last has rows, and all pages together not more than a bound."""
+        if following is not None and (not page or len(found) > LISTED_ROWS_MAX):
+            raise self._away(f"sends a list that does not end after {len(found)} rows")
 
     def healthz(self) -> bool:
         """Whether the hub says that it is well; never raises."""
@@ -357,9 +418,9 @@ def _socket_options() -> list[tuple[int, int, int | bytes]]:
 
 def _tls(ca: str | None) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=ca)
+        context = ssl.create_default_context(cadata=ca)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"the certificates in {ca} cannot be read: {error}. Give a PEM file.") from error
+        raise ConfigError(f"the hub's certificates cannot be read: {error}. Give a PEM file.") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
@@ -384,6 +445,10 @@ def _part(name: str) -> str:
 
 def _node(pipeline: str, node: str) -> str:
     return f"{API}/pipelines/{_part(pipeline)}/nodes/{_part(node)}"
+
+
+def _stream(pipeline: str, stream: str) -> str:
+    return f"{API}/pipelines/{_part(pipeline)}/streams/{_part(stream)}"
 
 
 def _control(pipeline: str, control: str) -> str:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import polars as pl
 
-from fordstone.epochs.run_file import decode_run, encode_run
+from fordstone.epochs.run_file import encode_run
+from fordstone.epochs.untrusted import decode_untrusted
 from fordstone.errors import DamagedError, FencedError, HubAwayError, HubRefusedError, SinkError
 from fordstone.hub.messages import BLOB_BYTES_MAX, ControlPage, ControlPublish, ControlVersion
 from fordstone.operators.base import DELETE, OP, UPSERT
@@ -161,4 +162,4 @@ class ControlPublisher:
         return self._client.control_page(self._pipeline, self._control, after=after)
 
     def _rows(self, version: ControlVersion, page: ControlPage) -> pl.DataFrame:
-        return decode_run(self._client.read_blob(version.blob, page.blobs), version.blob)
+        return decode_untrusted(self._client.read_blob(version.blob, page.blobs), version.blob)

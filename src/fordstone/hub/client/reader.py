@@ -1,10 +1,12 @@
-"""Reads one stream at a hub: which epochs there are, how far the time of each node has come, and the rows.
+"""Reads one stream at a hub: how far each node has come, the next epochs of the nodes that are wanted, and their rows.
 
-`StreamReader` asks the hub for pages and blobs. `StreamIndex` keeps the listed epochs in memory, by node. `Follower` keeps an
-index up to date in the background. What a position looks like (partitions of a source, an offset of Spark) is left to callers.
+`StreamReader` asks the hub. `StreamFacts` keeps one record per node, and `Follower` keeps these up to date in the background. Epochs are
+listed by need: `EpochBuffer` holds a bounded number of them, however far a reader lags. What a position looks like (partitions of a
+source, an offset of Spark) is left to callers.
 
-Invariants: the epochs of a node grow; an index shows nodes only once it was complete, so that all nodes known at the start are
-seen together; rows have the digest and size that the hub listed, and exactly the columns that were asked for.
+Invariants: memory grows with the number of nodes, never with the number of unread epochs; facts show nodes only once they were complete,
+so that all nodes known at the start are seen together; the hub compares each position with its log before it gives epochs after it
+(rule 24); rows have the digest and size that the hub listed, and exactly the columns that were asked for.
 """
 
 from __future__ import annotations
@@ -14,18 +16,39 @@ import random
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, TypeVar
 
 import polars as pl
 
-from fordstone.epochs.run_file import decode_run
-from fordstone.errors import DamagedError, HubAwayError, HubRefusedError, SourceError
+from fordstone.epochs.untrusted import decode_untrusted
+from fordstone.errors import (
+    DamagedError,
+    HubAwayError,
+    HubRefusedError,
+    NodeStoppedError,
+    RejectedRunError,
+    SourceError,
+)
 from fordstone.hub.client.client import HubClient, retry
-from fordstone.hub.messages import ENDED_US, ConsumerPosition, StreamEpoch, StreamPage
+from fordstone.hub.messages import (
+    ENDED_US,
+    NODES_PER_REQUEST_MAX,
+    NUMBER_MAX,
+    PAGE_ENTRIES_MAX,
+    ConsumerPosition,
+    EpochRange,
+    EpochsRequest,
+    NodeEpochs,
+    NodePosition,
+    NodeStop,
+    StreamEpoch,
+    StreamEpochs,
+    StreamNode,
+    StreamNodes,
+)
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import ROW_WATERMARK
@@ -37,7 +60,8 @@ log = logging.getLogger(__name__)
 MAX_AHEAD_US: Final = 3_600_000_000
 """Maximum by which the time of a node may be ahead of the hub's clock."""
 EPOCHS_PER_READ_MAX: Final = 1_000
-STALE_ENTRIES_MAX: Final = 100_000
+EPOCHS_HELD_MAX: Final = 10_000
+"""Number of listed epochs in a buffer at which only the node that is read next is asked for."""
 POLL_SECONDS: Final = 20.0
 """Timeout of a long poll."""
 GATHER_SECONDS: Final = 0.05
@@ -48,26 +72,32 @@ FETCH_THREADS: Final = 4
 """Through the hub, the round trip costs time and not the bytes."""
 FETCH_THREADS_RUNS_MIN: Final = 8
 """Fewer runs are read without threads."""
-EXAMPLE_COMMITS_MAX: Final = 50
-"""Maximum number of the newest commits in which rows are looked for before the whole stream is listed."""
+EXAMPLE_NODES_MAX: Final = 50
+"""Maximum number of nodes in whose newest epochs rows are looked for before the whole stream is listed."""
+EXAMPLE_EPOCHS_MAX: Final = 50
+"""Maximum number of their newest epochs."""
+RUNBOOK: Final = "docs/how-to/restore-a-hub.md"
+NOWHERE: Final = NodePosition()
+"""The position before the first epoch."""
 _NOT_ALLOWED: Final = frozenset({401, 403})
 _EPOCH: Final = attrgetter("epoch")
+_WRONG_LOG: Final = frozenset({"beyond", "differs", "unknown"})
 T = TypeVar("T")
 
 
-# Time, and epochs that are missing: pure decisions.
+# Time: pure decisions.
 
 
-def is_finished(entry: StreamEpoch) -> bool:
+def is_finished(entry: StreamEpoch | StreamNode) -> bool:
     """Whether the node's input for this stream had ended with this epoch. It may be started again, with a later epoch."""
     return entry.ended or entry.watermark_us >= ENDED_US
 
 
-def declared_us(entry: StreamEpoch) -> int:
+def declared_us(entry: StreamEpoch | StreamNode) -> int:
     """How far the node's time has come with an epoch, as far as the hub's clock allows (rule 7); `TIME_MIN_US`: it says nothing.
 
     The end of a node is not the end of time: others may join, and the node may be started again. So a finished epoch declares
-    no time, for every reader. A live reader does not wait for the node until its next epoch (`StreamIndex.is_finished`); a
+    no time, for every reader. A live reader does not wait for the node until its next epoch (`StreamFacts.is_finished`); a
     bounded one ends time itself, after the last epoch that it reads.
     """
     if is_finished(entry):
@@ -75,77 +105,97 @@ def declared_us(entry: StreamEpoch) -> int:
     return min(entry.watermark_us, entry.received_us + MAX_AHEAD_US)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """Epochs of a node that the hub no longer has."""
-
-    node: str
-    first: int
-    last: int
-
-
-def find_gaps(positions: Mapping[str, int], entries: Iterable[StreamEpoch]) -> list[Gap]:
-    """Where epochs are missing between what was read and what is listed. A node that was never read may begin anywhere."""
-    gaps, newest = [], dict(positions)
-    for entry in entries:
-        if entry.node in newest and entry.epoch > newest[entry.node] + 1:
-            gaps.append(Gap(node=entry.node, first=newest[entry.node] + 1, last=entry.epoch - 1))
-        newest[entry.node] = entry.epoch
-    return gaps
-
-
 # What the hub has.
 
 
-class StreamIndex:
-    """Epochs of one stream, by node. May be used from several threads. Filled page by page; it asks nothing itself."""
+class StreamFacts:
+    """The newest epoch of each node of one stream. May be used from several threads. Filled page by page; it asks nothing itself."""
 
-    def __init__(self, after: int = 0) -> None:
-        """`after`: the hub's number of the last commit before the index."""
+    def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._epochs: dict[str, list[StreamEpoch]] = {}
-        self._newest: dict[str, StreamEpoch] = {}
+        self._newest: dict[str, StreamNode] = {}
+        self._listing: dict[str, StreamNode] | None = {}
+        """What is known of a log until it was listed once."""
         self._nodes: tuple[str, ...] = ()
-        self.after = after
-        """Up to which commit, by the hub's number, everything is listed."""
+        self.after = 0
+        """Up to which commit, by the hub's number, everything is known."""
+        self.log_id: str | None = None
         self.complete = False
-        """Whether all that the hub had has been listed, at least once."""
+        """Whether all nodes that the hub had were listed, at least once."""
         self.blobs: str | None = None
         """Where the hub's blobs can be read directly, if anywhere."""
-        self.entries = 0
-        self._first_entries = 0
-        """Number of entries when it was first complete."""
 
-    def add(self, page: StreamPage) -> None:
-        """Add a page. Epochs that are known already change nothing."""
+    def add(self, page: StreamNodes) -> bool:
+        """Add a page; return whether there is more already.
+
+        If it is of another log than the pages before, that log is listed from the start, and then takes their place.
+        """
         with self._mutex:
-            for entry in page.epochs:
-                if entry.epoch > self._last(entry.node):
-                    self._epochs.setdefault(entry.node, []).append(entry)
-                    self._newest[entry.node] = entry
-                    self.entries += 1
-            if len(self._nodes) != len(self._newest):
+            if self.log_id is not None and page.log_id != self.log_id:
+                self.log_id, self.after, self._listing = page.log_id, 0, {}
+                return True
+            self.log_id = page.log_id
+            target = self._newest if self._listing is None else self._listing
+            target.update((node.node, node) for node in page.nodes)
+            self.after, self.blobs = page.next, page.blobs
+            listed = not page.more and self._listing is not None
+            if not page.more and self._listing is not None:
+                self._newest, self._listing, self.complete = self._listing, None, True
+            if listed or (self.complete and len(self._nodes) != len(self._newest)):
                 self._nodes = tuple(sorted(self._newest))
-            self.after = max(self.after, page.next)
-            self.blobs = page.blobs
-            if not page.more and not self.complete:
-                self.complete, self._first_entries = True, self.entries
+            return page.more
 
     def nodes(self) -> tuple[str, ...]:
-        """All nodes that have or had epochs, sorted; none before the index is complete."""
+        """All nodes that have or had epochs, sorted; none before the facts are complete."""
         with self._mutex:
-            return self._nodes if self.complete else ()
+            return self._nodes
+
+    def newest(self, node: str) -> StreamNode | None:
+        """The newest epoch of a node; None: there is none."""
+        with self._mutex:
+            return self._newest.get(node)
 
     def last(self, node: str) -> int:
-        """The newest epoch of a node; 0: none."""
+        """The number of the newest epoch of a node; 0: none."""
+        newest = self.newest(node)
+        return 0 if newest is None else newest.epoch
+
+    def all(self) -> tuple[StreamNode, ...]:
+        """The newest epoch of each node, in no order."""
         with self._mutex:
-            return self._last(node)
+            return tuple(self._newest.values())
 
     def is_finished(self, node: str, position: int) -> bool:
         """Whether the newest epoch of a node is one in which it finished, and has been read."""
+        newest = self.newest(node)
+        return newest is not None and is_finished(newest) and position >= newest.epoch
+
+
+class EpochBuffer:
+    """Epochs that were listed and not read yet, of each node those after a position. May be used from several threads."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held: dict[str, tuple[int, list[StreamEpoch]]] = {}
+        self.count = 0
+        """Number of all epochs in it."""
+
+    def put(self, node: str, after: int, epochs: Sequence[StreamEpoch]) -> None:
+        """Hold the epochs of a node after a position, in place of those that were held."""
         with self._mutex:
-            newest = self._newest.get(node)
-            return newest is not None and is_finished(newest) and position >= newest.epoch
+            self._drop(node)
+            if epochs:
+                self._held[node] = (after, list(epochs))
+                self.count += len(epochs)
+
+    def has(self, node: str, position: int, until: int | None = None) -> bool:
+        """Whether the next epoch after a position is here, and not after `until`."""
+        with self._mutex:
+            after, epochs = self._held.get(node, (0, []))
+            following = bisect_right(epochs, position, key=_EPOCH)
+            if position < after or following == len(epochs):
+                return False
+            return until is None or epochs[following].epoch <= until
 
     def epochs_after(
         self,
@@ -154,55 +204,75 @@ class StreamIndex:
         rows_max: int,
         *,
         until: int | None = None,
-        epochs_max: int | None = EPOCHS_PER_READ_MAX,
+        epochs_max: int = EPOCHS_PER_READ_MAX,
     ) -> list[StreamEpoch]:
-        """The epochs of a node after `position`, up to about `rows_max` rows; at least one if there is one."""
+        """The epochs after a position, up to about `rows_max` rows; at least one if there is one."""
         with self._mutex:
-            known = self._epochs.get(node, [])
-            found: list[StreamEpoch] = []
-            rows = 0
-            for number in range(bisect_right(known, position, key=_EPOCH), len(known)):
-                entry = known[number]
-                rows += sum(run.rows for run in entry.runs)
-                full = found and (rows > rows_max or (epochs_max is not None and len(found) >= epochs_max))
-                if full or (until is not None and entry.epoch > until):
-                    break
-                found.append(entry)
-                if rows >= rows_max:
-                    break
-            return found
-
-    def unread(self, positions: Mapping[str, int]) -> list[StreamEpoch]:
-        """The epochs of all nodes after these positions, in the hub's order."""
-        with self._mutex:
-            found = [
-                entry
-                for node, known in self._epochs.items()
-                for entry in known[bisect_right(known, positions.get(node, 0), key=_EPOCH) :]
-            ]
-        return sorted(found, key=lambda entry: (entry.seq, entry.node, entry.epoch))
+            after, epochs = self._held.get(node, (0, []))
+            if position < after:
+                return []
+            following = epochs[bisect_right(epochs, position, key=_EPOCH) :]
+            return first_epochs(following, rows_max, until=until, epochs_max=epochs_max)
 
     def forget(self, positions: Mapping[str, int]) -> None:
-        """Drop the epochs up to these positions. Their nodes stay."""
+        """Drop the epochs up to these positions."""
         with self._mutex:
             for node, position in positions.items():
-                known = self._epochs.get(node)
-                if known:
-                    count = bisect_right(known, position, key=_EPOCH)
-                    del known[:count]
-                    self.entries -= count
+                after, epochs = self._held.get(node, (0, []))
+                passed = bisect_right(epochs, position, key=_EPOCH)
+                if passed == len(epochs):
+                    self._drop(node)
+                elif passed:
+                    self._held[node] = (max(after, position), epochs[passed:])
+                    self.count -= passed
 
-    def is_stale(self) -> bool:
-        """Whether most of it is probably no longer at the hub, because nothing was forgotten."""
-        return self.complete and self.entries > 2 * self._first_entries + STALE_ENTRIES_MAX
+    def _drop(self, node: str) -> None:
+        _, epochs = self._held.pop(node, (0, []))
+        self.count -= len(epochs)
 
-    def _last(self, node: str) -> int:
-        newest = self._newest.get(node)
-        return 0 if newest is None else newest.epoch
+
+def first_epochs(
+    epochs: Sequence[StreamEpoch], rows_max: int, *, until: int | None = None, epochs_max: int = EPOCHS_PER_READ_MAX
+) -> list[StreamEpoch]:
+    """The first of these epochs, up to about `rows_max` rows; at least one if there is one."""
+    found: list[StreamEpoch] = []
+    rows = 0
+    for entry in epochs:
+        rows += sum(run.rows for run in entry.runs)
+        if (found and (rows > rows_max or len(found) >= epochs_max)) or (until is not None and entry.epoch > until):
+            break
+        found.append(entry)
+        if rows >= rows_max:
+            break
+    return found
+
+
+class Pauses:
+    """When a reader that asks now and then, and does not wait, may ask again after the hub was away. One thread."""
+
+    def __init__(self, backoff: Backoff, *, clock_us: Callable[[], int], chance: Callable[[], float]) -> None:
+        self._backoff = backoff
+        self._clock_us = clock_us
+        self._chance = chance
+        self._failures = 0
+        self._until_us: int | None = None
+
+    def failed(self, error: HubAwayError | None = None) -> None:
+        self._failures += 1
+        retry_after_s = None if error is None else error.retry_after_s
+        wait_s = self._backoff.wait_s(self._failures, chance=self._chance(), retry_after_s=retry_after_s)
+        self._until_us = self._clock_us() + int(wait_s * 1e6)
+
+    def succeeded(self) -> None:
+        self._failures, self._until_us = 0, None
+
+    @property
+    def pausing(self) -> bool:
+        return self._until_us is not None and self._clock_us() < self._until_us
 
 
 class StreamReader:
-    """Asks a hub for the epochs of one stream and for their rows. May be used from several threads."""
+    """Asks a hub for the nodes of one stream, for their epochs and for their rows. May be used from several threads."""
 
     def __init__(
         self,
@@ -224,48 +294,83 @@ class StreamReader:
     def title(self) -> str:
         return f"stream {self.stream} of pipeline {self.pipeline}"
 
-    def page(self, after: int, *, wait_s: float = 0.0, limit: int | None = None) -> StreamPage:
-        """What was committed after a commit; asks once, and may raise `HubAwayError` and `HubRefusedError`."""
-        return self.client.stream_page(self.pipeline, self.stream, after=after, wait_s=wait_s, limit=limit)
+    def update(self, facts: StreamFacts, *, wait_s: float = 0.0) -> bool:
+        """Add what was committed since; asks once. Return whether there is more already.
 
-    def pages(self, after: int = 0) -> Iterator[StreamPage]:
-        """All pages that there are now.
+        May raise `HubAwayError` and `HubRefusedError`.
+        """
+        page = self.client.stream_nodes(
+            self.pipeline, self.stream, after=facts.after, log_id=facts.log_id, wait_s=wait_s
+        )
+        return facts.add(page)
+
+    def facts(self) -> StreamFacts:
+        """All nodes that there are now.
 
         Raises:
             SourceError: The hub stays away, or refuses.
         """
-        more = True
-        while more:
-            page = self.retry(lambda after=after: self.page(after))  # type: ignore[misc]  # mypy cannot infer it
-            after, more = page.next, page.more
-            yield page
+        facts = StreamFacts()
+        while self.retry(lambda: self.update(facts)):
+            pass
+        return facts
 
-    def list_until(self, index: StreamIndex, node: str, epoch: int) -> None:
-        """List more until an epoch is in the index that was there before.
+    def epochs(
+        self, ranges: Mapping[str, EpochRange], *, rows_max: int = NUMBER_MAX, epochs_max: int = PAGE_ENTRIES_MAX
+    ) -> StreamEpochs:
+        """The next epochs of nodes, the most urgent first; asks once, so that some of many nodes may be missing.
+
+        `rows_max`, `epochs_max`: per node. May raise `HubAwayError` and `HubRefusedError`.
+        """
+        return self._ask(ranges, rows_max=rows_max, epochs_max=epochs_max, listed=True)
+
+    def plan(self, ranges: Mapping[str, EpochRange], *, rows_max: int) -> dict[str, NodeEpochs]:
+        """Where the next epochs of nodes end, for about `rows_max` rows of each. May raise as `epochs` does."""
+        found: dict[str, NodeEpochs] = {}
+        while left := {node: wanted for node, wanted in ranges.items() if node not in found}:
+            found |= self._ask(left, rows_max=rows_max, epochs_max=PAGE_ENTRIES_MAX, listed=False).nodes
+        return found
+
+    def epochs_between(self, ranges: Mapping[str, EpochRange]) -> Iterator[tuple[StreamEpoch, str | None]]:
+        """All epochs of these ranges, node by node, and where their blobs can be read directly. Holds one response at a time.
 
         Raises:
-            SourceError: The hub does not have it, stays away, or refuses.
+            SourceError: The hub stays away, or refuses; `NodeStoppedError`: a node cannot be read on.
         """
-        while index.last(node) < epoch:
-            page = self.retry(lambda: self.page(index.after))
-            index.add(page)
-            if not page.more and not page.epochs:
-                raise self.set_back(node, index.last(node), f"{epoch} was there when this read was planned")
+        left = dict(ranges)
+        while left:
+            answer = self.retry(lambda: self.epochs(left))
+            for node in [node for node in left if node in answer.nodes]:
+                one, until = answer.nodes[node], left[node].until
+                if one.stopped is not None:
+                    raise self.stopped(node, left[node].after, one.stopped)
+                yield from ((entry, answer.blobs) for entry in one.epochs)
+                if one.epochs and (until is None or one.end.epoch < until):
+                    left[node] = EpochRange(after=one.end.epoch, until=until, seen=one.end)
+                else:
+                    del left[node]
 
     def example(self) -> tuple[StreamEpoch, str | None] | None:
         """A recent epoch that has rows, and where its blobs can be read directly; None: no epoch has any."""
-        newest = self.client.epochs(pipeline=self.pipeline, limit=EXAMPLE_COMMITS_MAX).epochs
-        for seq in sorted({entry.seq for entry in newest if entry.size_bytes}, reverse=True):
-            page = self.page(seq - 1, limit=1)
-            found = [entry for entry in page.epochs if entry.runs and entry.seq == seq]
-            if found:
-                return found[-1], page.blobs
-        every = [(entry, page.blobs) for page in self.pages() for entry in page.epochs if entry.runs]
-        return every[-1] if every else None
+        newest = sorted(self.facts().all(), key=lambda one: one.seq, reverse=True)
+        recent = {
+            one.node: EpochRange(after=max(0, one.epoch - EXAMPLE_EPOCHS_MAX), until=one.epoch, earliest=True)
+            for one in newest[:EXAMPLE_NODES_MAX]
+        }
+        every = {one.node: EpochRange(until=one.epoch, earliest=True) for one in newest}
+        for ranges in (recent, every):
+            found = None
+            for entry, blobs in self.epochs_between(ranges):
+                if entry.runs:
+                    found = (entry, blobs)
+            if found is not None:
+                return found
+        return None
 
-    def acknowledge(self, consumer: str, positions: Mapping[str, int]) -> None:
-        """Register a consumer, or report up to which epochs it needs nothing any more."""
-        self.client.consumer(self.pipeline, consumer, ConsumerPosition(streams={self.stream: dict(positions)}))
+    def acknowledge(self, consumer: str, positions: Mapping[str, NodePosition]) -> dict[str, str]:
+        """Register a consumer, or report up to which epochs it needs nothing any more; return what the hub refused, by node."""
+        position = ConsumerPosition(streams={self.stream: dict(positions)})
+        return self.client.consumer(self.pipeline, consumer, position).refused.get(self.stream, {})
 
     def blob(self, ref: RunRef, where: str, direct_url: str | None) -> bytes:
         """The bytes of a run, checked; asks once.
@@ -277,7 +382,9 @@ class StreamReader:
         try:
             return self.client.read_blob(ref, direct_url)
         except HubRefusedError as error:
-            if error.code not in {"not_found", "gone"}:
+            if error.code == "gone":
+                raise SourceError(f"{where}: its rows cannot be read. {error}") from error
+            if error.code != "not_found":
                 raise self.refused(error) from error
             raise SourceError(
                 f"{where}: the hub lists it, but its rows (blob {ref.digest[:12]}) are gone. If the hub has dropped them since, start "
@@ -329,51 +436,66 @@ class StreamReader:
         )
         return SourceError(f"{self.title}: {error}{hint}")
 
-    def set_back(self, node: str, last: int, but: str) -> SourceError:
-        """The error for a hub that has fewer epochs than it had."""
-        return SourceError(
-            f"{self.title}: the hub has epochs of node {node} up to {last}, but {but}. Was the hub's data restored from an older "
-            "copy, or is it another hub? Bring the data back."
+    def stopped(self, node: str, after: int, stop: NodeStop) -> NodeStoppedError:
+        """The error for a node that cannot be read on after an epoch. Every such case becomes one here."""
+        if stop.code in _WRONG_LOG:
+            advice = (
+                "Was the hub's data restored from an older copy, or is it another hub? If it was restored: stop the hub, run "
+                f"`fordstone hub restore --data DIR`, and start it again; {RUNBOOK} says what follows, and when `fordstone hub skip` helps."
+            )
+        elif stop.code == "lost":
+            advice = f"To go on with what follows them: `fordstone hub skip`; see {RUNBOOK}."
+        elif after == 0:
+            advice = (
+                "This reader has no position of its own yet, and other consumers have passed them. To begin with the earliest epochs "
+                "that the hub keeps: --from-earliest."
+            )
+        else:
+            advice = (
+                "Another reader with the same consumer name may have acknowledged them. Restore the hub's data, or pass over them: "
+                "`fordstone hub skip`."
+            )
+        return NodeStoppedError(
+            f"{self.title}: node {node} cannot be read on after epoch {after}: {stop.reason}. {advice}",
+            node=node,
+            epoch=after + 1,
+            reason=stop.reason,
         )
+
+    def _ask(self, ranges: Mapping[str, EpochRange], *, rows_max: int, epochs_max: int, listed: bool) -> StreamEpochs:
+        some = dict(list(ranges.items())[:NODES_PER_REQUEST_MAX])
+        request = EpochsRequest(nodes=some, rows_max=rows_max, epochs_max=epochs_max, listed=listed)
+        answer = self.client.stream_epochs(self.pipeline, self.stream, request)
+        if ranges and not answer.nodes.keys() & some.keys():
+            raise HubAwayError(f"{self.title}: the hub answered for none of the nodes that were asked for.")
+        return answer
 
     def _frame(self, entry: StreamEpoch, ref: RunRef, schema: Schema, direct_url: str | None) -> pl.DataFrame:
         where = f"{self.title}, epoch {entry.epoch} of node {entry.node}"
         data = self.blob(ref, where, direct_url)
         try:
-            return _exact(decode_run(data, ref), schema)
-        except DamagedError as error:
-            raise SourceError(f"{where}: {error} Restore the hub's blobs from a copy.") from error
-        except (pl.exceptions.PolarsError, KeyError) as error:
+            return decode_untrusted(data, ref, {**schema.polars, ROW_WATERMARK: pl.Int64()}, optional={ROW_WATERMARK})
+        except RejectedRunError as error:
             raise SourceError(
-                f"{where}: its rows are not what this plan says ({str(error).partition(chr(10))[0]}). Do the node and the center run "
+                f"{where}: {error} Do the node and the center run "
                 "the same version of the pipeline? If what crosses was changed on purpose, let the previous version read what it sent, "
                 "or give the cut another name: to_center(name=...)."
             ) from error
 
 
-def _exact(rows: pl.DataFrame, schema: Schema) -> pl.DataFrame:
-    """The rows with exactly these columns and types, and `ROW_WATERMARK` if they have it."""
-    wanted = dict(schema.polars)
-    if ROW_WATERMARK in rows.columns:
-        wanted.setdefault(ROW_WATERMARK, pl.Int64())
-    if rows.schema == pl.Schema(wanted):
-        return rows
-    return rows.select(list(wanted)).cast(wanted)  # type: ignore[arg-type]  # names to types, as Polars has them
-
-
 class Follower:
-    """A thread that keeps an index up to date, and reports the positions of its consumer to the hub. Used once."""
+    """A thread that keeps the facts of a stream up to date, and reports the positions of its consumer to the hub. Used once."""
 
-    def __init__(self, reader: StreamReader, index: StreamIndex, *, consumer: str) -> None:
+    def __init__(self, reader: StreamReader, facts: StreamFacts, *, consumer: str) -> None:
         self._reader = reader
-        self._index = index
+        self._facts = facts
         self._consumer = consumer
         self._fields = {"pipeline": reader.pipeline, "stream": reader.stream}
         self._stopped = threading.Event()
         self._listed = threading.Event()
         self._mutex = threading.Lock()
-        self._acknowledged: dict[str, int] = {}
-        self._pending: dict[str, int] | None = {}
+        self._acknowledged: dict[str, NodePosition] = {}
+        self._pending: dict[str, NodePosition] | None = {}
         """Positions that the hub does not know yet. At first it does not know of the consumer."""
         self.away = False
         """Whether the hub did not answer when it was last asked."""
@@ -404,10 +526,11 @@ class Follower:
         """Wait for `listed`, for at most `seconds`."""
         self._listed.wait(seconds)
 
-    def acknowledge(self, positions: Mapping[str, int]) -> None:
+    def acknowledge(self, positions: Mapping[str, NodePosition]) -> None:
         """Report, with the next poll, that epochs up to these positions are not needed any more."""
         with self._mutex:
-            news = {node: epoch for node, epoch in positions.items() if epoch > self._acknowledged.get(node, 0)}
+            known = self._acknowledged
+            news = {node: at for node, at in positions.items() if at.epoch > known.get(node, NOWHERE).epoch}
             if news:
                 self._pending = {**(self._pending or {}), **news}
 
@@ -415,8 +538,8 @@ class Follower:
         """Report and ask once; return the seconds until the next time. Called by the thread, or by a test without one."""
         try:
             self._report()
-            wait_s = POLL_SECONDS if self._index.complete and self.listed else 0.0
-            page = self._reader.page(self._index.after, wait_s=wait_s)
+            wait_s = POLL_SECONDS if self._facts.complete and self.listed else 0.0
+            more = self._reader.update(self._facts, wait_s=wait_s)
         except (HubAwayError, HubRefusedError) as error:
             if not self.away:
                 log.warning("hub away", extra={**self._fields, "problem": str(error)})
@@ -424,12 +547,12 @@ class Follower:
             self.away = True
             self._listed.set()
             self._failures += 1
-            return BACK_OFF.wait_s(self._failures, chance=self._reader.chance())
-        self._index.add(page)
+            retry_after_s = error.retry_after_s if isinstance(error, HubAwayError) else None
+            return BACK_OFF.wait_s(self._failures, chance=self._reader.chance(), retry_after_s=retry_after_s)
         if self.away:
             log.info("hub back", extra=self._fields)
         self.away, self._refused, self._failures = False, None, 0
-        if page.more:
+        if more:
             return 0.0
         self._listed.set()
         return GATHER_SECONDS
@@ -450,7 +573,7 @@ class Follower:
         if news is None:
             return
         try:
-            self._reader.acknowledge(self._consumer, news)
+            refused = self._reader.acknowledge(self._consumer, news)
         except HubAwayError:
             with self._mutex:
                 self._pending = {**news, **(self._pending or {})}
@@ -460,3 +583,6 @@ class Follower:
             log.warning("hub refused a position", extra={"consumer": self._consumer, "problem": str(error)})
             return
         self._acknowledged |= news
+        for node, reason in refused.items():
+            # Reading the node on finds the same, and reports it.
+            log.warning("hub refused a position", extra={"consumer": self._consumer, "node": node, "problem": reason})

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 Role = Literal["node", "center", "admin"]
 PREFIX: Final = "fst_"
+TOKEN: Final = "fordstone.token"  # noqa: S105 - a key
+"""The key in a request's scope under which handlers find its `Token`; None: it has none."""
 TOKENS_MAX: Final = 10_000
 FILE_BYTES_MAX: Final = 16 << 20
 LOOK_EVERY_S: Final = 1.0
@@ -154,7 +156,7 @@ class TokenFile:
     def _changing(self) -> Iterator[None]:
         """One change at a time: two commands at once would otherwise lose one of two tokens."""
         try:
-            self._data.mkdir(parents=True, exist_ok=True)
+            self._data.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(self._data / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StorageError(f"the hub's tokens in {self._data} cannot be changed: {error.strerror}.") from error

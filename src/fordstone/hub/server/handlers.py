@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import io
+import logging
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -26,27 +28,41 @@ from fordstone.errors import PipelineError
 from fordstone.hub.messages import (
     BLOB_BYTES_MAX,
     EPOCHS_PER_COMMIT_MAX,
+    LIST_ROWS_MAX,
+    LIST_STREAMS_MAX,
     NUMBER_MAX,
     PAGE_ENTRIES_MAX,
+    REASON_CHARS_MAX,
     RUNS_PER_COMMIT_MAX,
     WAIT_SECONDS_MAX,
+    Acknowledged,
     Commit,
     ConsumerPosition,
     ControlPublish,
+    DamagedBlob,
+    DamagedBlobs,
     Digests,
     Epochs,
+    EpochsRequest,
     Health,
     LeaseRequest,
     Message,
     Nodes,
+    QuarantineRequest,
     Rejection,
+    ScrubPage,
+    SkipRequest,
     Streams,
 )
+from fordstone.hub.server.auth import TOKEN, Token
+from fordstone.hub.server.health import HubHealth
 from fordstone.hub.server.limits import DiskQuota
-from fordstone.hub.server.metrics import CONTENT_TYPE, LogMetrics
-from fordstone.hub.store import commits
-from fordstone.hub.store.blobs import CHUNK_BYTES, BlobLocks, BlobStore, Upload
+from fordstone.hub.server.metrics import CONTENT_TYPE, HubMetrics, LogMetrics
+from fordstone.hub.server.uploads import NodeUploads
+from fordstone.hub.store import commits, quarantine
+from fordstone.hub.store.blobs import CHUNK_BYTES, BlobLocks, BlobStore, Stored, Upload
 from fordstone.hub.store.log import HubLog, Key, Transaction
+from fordstone.hub.store.scrub import Scrub
 from fordstone.hub.store.sqlite import LogReader
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan.ids import checked_name
@@ -62,14 +78,21 @@ A file costs two syncs, an object in a store a round trip; a row costs a share o
 nodes send are small, so this decides how many nodes a hub can serve. Readers that access the blob store directly do not find
 them there, and ask the hub.
 """
+LOG_SECONDS_MAX: Final = 60.0
+"""Timeout for reading or writing the log."""
 PAGE_ENTRIES: Final = 1_000
 VERSIONS_PER_PAGE: Final = 1_000
 TEXT_CHARS_MAX: Final = 2_000
+VERSION_CHARS_MAX: Final = 100
 SEGMENTS_PER_COMMIT_MAX: Final = 20_000
 """Each costs the one writing thread some rows, even if it has no run."""
 _DIGITS_MAX: Final = 19
 _RANGE: Final = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})")
 BLOB_TYPE: Final = "application/octet-stream"
+DAMAGED_LISTED: Final = 50
+"""Damaged blobs on one page: for each page all segments are read."""
+REFERENCES_LISTED: Final = 10
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -131,6 +154,10 @@ class Handlers:
     locks: BlobLocks
     polls: LongPolls
     quota: DiskQuota
+    health: HubHealth
+    uploads: NodeUploads
+    scrub: Scrub
+    metrics: HubMetrics
     log_metrics: LogMetrics
     readers: Executor
     blob_threads: Executor
@@ -151,7 +178,13 @@ class Handlers:
             return commit, [entry.digest() for entry in commit.epochs]
 
         commit, digests = prepared() if len(body) <= INLINE_BYTES_MAX else await self._on_reader(prepared)
-        committed = await self._write(lambda tx: commits.commit(tx, pipeline, node, commit, digests))
+        uploader, named, foreign = node_of(request), set[str](), set[str]()
+        if uploader is not None:
+            named = {run.digest for run in runs_of(commit)}
+            foreign = {digest for digest in named if not self.uploads.has(uploader, digest)}
+        committed = await self._write(lambda tx: commits.commit(tx, pipeline, node, commit, digests, foreign=foreign))
+        if uploader is not None:
+            self.uploads.commit(uploader, named)
         return json_response(committed, 200 if committed.already else 201)
 
     async def lease(self, request: Request, pipeline: str, node: str) -> Response:
@@ -164,16 +197,27 @@ class Handlers:
     async def checkpoint(self, _: Request, pipeline: str, node: str) -> Response:
         return json_response(await self._read(lambda log: commits.newest_checkpoint(log, pipeline, node)))
 
-    async def stream_page(self, request: Request, pipeline: str, stream: str) -> Response:
+    async def stream_nodes(self, request: Request, pipeline: str, stream: str) -> Response:
         after = integer_in_query(request, "after", 0)
         limit = max(integer_in_query(request, "limit", PAGE_ENTRIES, most=PAGE_ENTRIES_MAX), 1)
+        log_id = request.query_params.get("log")
         page = await self._poll(
             request,
             ("stream", pipeline, stream),
-            lambda log: commits.stream_page(log, pipeline, stream, after=after, limit=limit),
-            lambda page: bool(page.epochs),
+            lambda log: commits.stream_nodes(log, pipeline, stream, after=after, limit=limit, log_id=log_id),
+            # A reader of another log has to know at once.
+            lambda page: bool(page.nodes) or page.next < after,
         )
         return await self._encode(msgspec.structs.replace(page, blobs=self.direct_url))
+
+    async def stream_epochs(self, request: Request, pipeline: str, stream: str) -> Response:
+        asked = decoded(await request.body(), EpochsRequest)
+
+        def answer() -> Response:
+            found = self.log.read(lambda log: commits.stream_epochs(log, pipeline, stream, asked))
+            return json_response(msgspec.structs.replace(found, blobs=self.direct_url))
+
+        return await self._on_reader(answer)
 
     async def control_page(self, request: Request, pipeline: str, control: str) -> Response:
         after = integer_in_query(request, "after", 0)
@@ -193,8 +237,9 @@ class Handlers:
 
     async def save_position(self, request: Request, pipeline: str, consumer: str) -> Response:
         position = decoded(await request.body(), ConsumerPosition)
-        await self._write(lambda tx: tx.log.save_position(pipeline, consumer, position, now_us=tx.now_us))
-        return Response(status_code=204)
+        kept, refused = await self._read(lambda log: commits.check_positions(log, pipeline, position))
+        await self._write(lambda tx: commits.save_position(tx, pipeline, consumer, kept))
+        return json_response(Acknowledged(refused=refused))
 
     async def position(self, _: Request, pipeline: str, consumer: str) -> Response:
         return json_response(await self._read(lambda log: commits.position(log, pipeline, consumer)))
@@ -204,36 +249,61 @@ class Handlers:
         await self._write(lambda tx: tx.log.remove_consumer(pipeline, consumer))
         return Response(status_code=204)
 
+    async def quarantine(self, request: Request, pipeline: str, node: str) -> Response:
+        asked = decoded(await request.body(), QuarantineRequest)
+        asked = msgspec.structs.replace(asked, reason=_printable(asked.reason, REASON_CHARS_MAX))
+        return json_response(await self._write(lambda tx: quarantine.quarantine(tx, pipeline, node, asked)))
+
+    async def release(self, _: Request, pipeline: str, node: str) -> Response:
+        return json_response(await self._write(lambda tx: quarantine.release(tx, pipeline, node)))
+
+    async def skip(self, request: Request, pipeline: str, node: str) -> Response:
+        asked = decoded(await request.body(), SkipRequest)
+        return json_response(await self._write(lambda tx: quarantine.skip(tx, pipeline, node, asked)))
+
     async def save_health(self, request: Request, pipeline: str, node: str) -> Response:
         health = decoded(await request.body(), Health)
         for what, number in msgspec.structs.asdict(health.progress).items():
             if number is not None and not (TIME_MIN_US if what == "watermark_us" else 0) <= number <= NUMBER_MAX:
                 raise Rejection("bad_request", f"{what} is {number}, which the log cannot hold.")
-        kept = msgspec.structs.replace(health, problem=_printable(health.problem), version=_printable(health.version))
-        await self._write(lambda tx: tx.log.save_health(pipeline, node, kept, now_us=tx.now_us))
+        kept = msgspec.structs.replace(
+            health,
+            problem=_printable(health.problem, TEXT_CHARS_MAX),
+            version=_printable(health.version, VERSION_CHARS_MAX),
+        )
+        await self._write(lambda tx: commits.save_health(tx, pipeline, node, kept))
         return Response(status_code=204)
 
-    async def nodes(self, _: Request) -> Response:
-        return await self._encode(Nodes(nodes=await self._read(lambda log: log.nodes())))
+    async def nodes(self, request: Request) -> Response:
+        pipeline, after = name_in_query(request, "pipeline"), names_in_query(request, "after")
+        limit = limit_in_query(request, LIST_ROWS_MAX)
+        found = await self._read(lambda log: log.nodes(pipeline=pipeline, after=after or ("", ""), limit=limit))
+        last = f"{found[-1].pipeline}/{found[-1].node}" if len(found) == limit else None
+        return await self._encode(Nodes(nodes=found, next=last))
 
-    async def streams(self, _: Request) -> Response:
-        return await self._encode(Streams(streams=await self._read(lambda log: log.streams())))
+    async def streams(self, request: Request) -> Response:
+        after, limit = names_in_query(request, "after"), limit_in_query(request, LIST_STREAMS_MAX)
+        found = await self._read(lambda log: log.streams(after=after or ("", ""), limit=limit))
+        last = f"{found[-1].pipeline}/{found[-1].stream}" if len(found) == limit else None
+        return await self._encode(Streams(streams=found, next=last))
 
     async def epochs(self, request: Request) -> Response:
-        pipeline, node = request.query_params.get("pipeline"), request.query_params.get("node")
-        for name in (pipeline, node):
-            if name is not None:
-                check_name(name)
-        limit = integer_in_query(request, "limit", 100, most=PAGE_ENTRIES_MAX)
-        found = await self._read(lambda log: log.epochs(pipeline=pipeline, node=node, limit=limit))
-        return await self._encode(Epochs(epochs=found))
+        pipeline, node = name_in_query(request, "pipeline"), name_in_query(request, "node")
+        after, limit = names_in_query(request, "after"), limit_in_query(request, LIST_ROWS_MAX)
+        before = None if after is None else (whole_number("after", after[0]), whole_number("after", after[1]))
+        found = await self._read(lambda log: log.epochs(pipeline=pipeline, node=node, before=before, limit=limit))
+        last = f"{found[-1].seq}/{found[-1].epoch}" if len(found) == limit else None
+        return await self._encode(Epochs(epochs=found, next=last))
 
-    async def healthz(self, _: Request) -> Response:
-        """Answer if the log can be read."""
-        await self._read(lambda log: log.newest_seq())
-        return json_response({"ok": True})
+    async def healthz(self, request: Request) -> Response:
+        """Answer whether the hub can take data. Only callers with a token get the details of what is wrong."""
+        problem = await self.health.problem()
+        if problem is None:
+            return json_response({"ok": True})
+        details = f": {problem.details}" if problem.details and request.scope.get(TOKEN) is not None else "."
+        raise Rejection("failed", f"the hub cannot take data: {problem.reason}{details}", status=503)
 
-    async def metrics(self, _: Request) -> Response:
+    async def render_metrics(self, _: Request) -> Response:
         return Response(await self.log_metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def _poll(self, request: Request, key: Key, query: Callable[[LogReader], T], found: Callable[[T], bool]) -> T:
@@ -265,19 +335,61 @@ class Handlers:
         return await self._on_reader(lambda: json_response(message))
 
     async def _write(self, job: Callable[[Transaction], T]) -> T:
-        return await asyncio.wrap_future(self.log.write(job))
+        return await _in_time(asyncio.wrap_future(self.log.write(job)))
 
     async def _read(self, query: Callable[[LogReader], T]) -> T:
-        return await self._on_reader(lambda: self.log.read(query))
+        return await _in_time(self._on_reader(lambda: self.log.read(query)))
 
     async def _on_reader(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.readers, work)
 
+    async def scrub_piece(self, request: Request) -> Response:
+        """Check some blobs, at once and at full speed."""
+        after = digest_in_query(request, "after")
+        found = await self._on_thread(lambda: self.scrub.piece(after))
+        return json_response(
+            ScrubPage(blobs=found.blobs, size_bytes=found.size_bytes, damaged=found.damaged, next=found.after)
+        )
+
+    async def damaged_blobs(self, request: Request) -> Response:
+        after = digest_in_query(request, "after")
+
+        def look(log: LogReader) -> DamagedBlobs:
+            found = log.damaged_blobs(after=after, limit=DAMAGED_LISTED)
+            places = log.blob_references([one.digest for one in found if one.refs], limit=REFERENCES_LISTED)
+            blobs = tuple(
+                DamagedBlob(
+                    digest=one.digest,
+                    size_bytes=one.size_bytes,
+                    references=one.refs,
+                    named_by=tuple(places.get(one.digest, ())),
+                )
+                for one in found
+            )
+            return DamagedBlobs(blobs=blobs, next=found[-1].digest if len(found) == DAMAGED_LISTED else None)
+
+        return await self._encode(await self._read(look))
+
     # Blobs.
 
     async def put_blob(self, request: Request, digest: str) -> Response:
-        """201: stored; 200: it was there already (what came is checked all the same)."""
+        """201: stored; 200: it was there already (what came is checked all the same). A node learns that of its own blobs only."""
         self.quota.check_blob()
+        node = node_of(request)
+        if node is None:
+            stored, _ = await self._receive(request, digest)
+            return Response(status_code=200 if stored is Stored.KNOWN else 201)
+        announced_bytes = int(request.headers.get("content-length", BLOB_BYTES_MAX))
+        if self.uploads.is_unread(node, announced_bytes):
+            self.uploads.read(node, await self._read(lambda log: log.node_bytes(node)))
+        with self.uploads.coming(node, announced_bytes):
+            stored, size_bytes = await self._receive(request, digest)
+            known = self.uploads.has(node, digest)
+            self.uploads.add(node, digest, size_bytes, new=stored is Stored.NEW)
+        return Response(status_code=200 if known else 201)
+
+    async def _receive(self, request: Request, digest: str) -> tuple[Stored, int]:
+        """Store a blob; return what became of it, and its size."""
         upload = Upload(self.blobs.beside())
         writing: asyncio.Future[None] | None = None
         try:
@@ -296,24 +408,33 @@ class Handlers:
                 await asyncio.shield(writing)
             if size_bytes <= self.small_bytes_max:
                 upload.write(*parts)
-                new = await self._keep_small(upload, digest)
+                stored = await self._keep_small(upload, digest)
             else:
-                new = await self._on_thread(lambda: self._store(upload, digest, parts))
+                stored = await self._on_thread(lambda: self._store(upload, digest, parts))
+            if stored is Stored.REPAIRED:
+                self.metrics.repaired_blobs.inc()
+                _log.warning("hub blob repaired", extra={"digest": digest, "bytes": size_bytes})
+            return stored, size_bytes
         finally:
             if writing is not None:
                 await _finish(writing)
             upload.close()
-        return Response(status_code=201 if new else 200)
 
-    async def head_blob(self, _: Request, digest: str) -> Response:
+    async def head_blob(self, request: Request, digest: str) -> Response:
         """Answer whether a commit may name it."""
+        await self._check_reader(request, digest)
         sizes = await self._on_thread(lambda: self.log.blob_sizes((digest,)))
         if digest not in sizes:
-            raise Rejection("not_found", f"the hub has no blob {digest}.")
+            raise _no_blob(digest)
         return Response(headers={"content-length": str(sizes[digest])}, media_type=BLOB_TYPE)
 
-    async def get_blob(self, _: Request, digest: str) -> Response:
+    async def get_blob(self, request: Request, digest: str) -> Response:
+        """Send a blob. It is hashed on the way: of a damaged one, the last bytes are never sent, so that none takes it for whole."""
+        await self._check_reader(request, digest)
+
         def begin() -> tuple[IO[bytes], bytes, int]:
+            if self.log.is_damaged(digest):
+                raise _damaged(digest)
             small = self.log.read(lambda log: log.small_blob(digest))
             file = self.blobs.open(digest) if small is None else io.BytesIO(small)
             first = file.read(CHUNK_BYTES)
@@ -323,49 +444,75 @@ class Handlers:
                 file.seek(len(first))
             else:
                 file.close()
+                self._check_content(digest, hashlib.sha256(first))
             return file, first, size_bytes
 
         file, first, size_bytes = await self._on_thread(begin)
         if file.closed:
             return Response(first, media_type=BLOB_TYPE)
-        return StreamingResponse(
-            self._rest(file, first), headers={"content-length": str(size_bytes)}, media_type=BLOB_TYPE
+        return _BlobResponse(
+            file, self._rest(file, first, digest), headers={"content-length": str(size_bytes)}, media_type=BLOB_TYPE
         )
 
+    def _check_content(self, digest: str, found: hashlib._Hash) -> None:
+        """Reject a blob whose content has another digest, and mark it."""
+        if found.hexdigest() != digest:
+            self.scrub.confirm(digest)
+            raise _damaged(digest)
+
     async def missing_blobs(self, request: Request) -> Response:
-        body = await request.body()
+        body, token = await request.body(), request.scope.get(TOKEN)
+        node = node_of(request)
 
         def answer() -> Response:
             asked = decoded(body, Digests)
-            sizes = self.log.blob_sizes(asked.digests)
-            return json_response(Digests(digests=tuple(digest for digest in asked.digests if digest not in sizes)))
+            known = set(self.log.blob_sizes(asked.digests))
+            if token is not None and node is not None:
+                state = self.log.read(lambda log: log.state_blobs(node, token.pipelines))
+                known = {digest for digest in known if digest in state or self.uploads.has(node, digest)}
+            return json_response(Digests(digests=tuple(digest for digest in asked.digests if digest not in known)))
 
         return await self._on_thread(answer)
 
-    async def _keep_small(self, upload: Upload, digest: str) -> bool:
+    async def _check_reader(self, request: Request, digest: str) -> None:
+        """Reject a node that may not read this blob as if there were none."""
+        token, node = request.scope.get(TOKEN), node_of(request)
+        if token is None or node is None or self.uploads.has(node, digest):
+            return
+        if not await self._read(lambda log: log.may_read_blob(node, token.pipelines, digest)):
+            raise _no_blob(digest)
+
+    async def _keep_small(self, upload: Upload, digest: str) -> Stored:
         """Keep it in the log, in the same transaction as everything else that is written now."""
         upload.verify(digest)
         self.failpoints.hit("hub.blob-written")
         data = bytes(upload.data)
-        new = await self._write(lambda tx: tx.log.save_small_blob(digest, data, now_us=tx.now_us))
+        stored = await self._write(lambda tx: tx.log.save_small_blob(digest, data, ran_us=tx.ran_us))
         self.failpoints.hit("hub.blob-renamed")
-        return new
+        return stored
 
-    def _store(self, upload: Upload, digest: str, rest: list[bytes]) -> bool:
+    def _store(self, upload: Upload, digest: str, rest: list[bytes]) -> Stored:
         upload.write(*rest)
         with self.locks.arrival(digest):
-            new = upload.store(self.blobs, digest)
+            stored = upload.store(self.blobs, digest)
             self.log.record_blob(digest, upload.size_bytes)
-        return new
+        return stored
 
-    async def _rest(self, file: IO[bytes], first: bytes) -> AsyncIterator[bytes]:
-        try:
-            data = first
-            while data:
-                yield data
-                data = await self._on_thread(lambda: file.read(CHUNK_BYTES))
-        finally:
-            file.close()
+    async def _rest(self, file: IO[bytes], first: bytes, digest: str) -> AsyncIterator[bytes]:
+        found = hashlib.sha256()
+        data = first
+
+        def following() -> bytes:
+            found.update(data)
+            more = file.read(CHUNK_BYTES)
+            if not more:
+                self._check_content(digest, found)
+            return more
+
+        while data:
+            more = await self._on_thread(following)
+            yield data
+            data = more
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Run work to its end even if the request is cancelled, because the work uses the upload."""
@@ -378,6 +525,34 @@ class Handlers:
 
     def _start(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self.blob_threads, work)
+
+
+async def _in_time(outcome: Awaitable[T]) -> T:
+    """Bound the wait for the log, whose disk may hang. What was handed in and not begun is dropped."""
+    try:
+        async with asyncio.timeout(LOG_SECONDS_MAX):
+            return await outcome
+    except TimeoutError:
+        raise Rejection(
+            "failed",
+            f"the hub's log did not answer within {LOG_SECONDS_MAX:g} s. Whether it kept this is unknown; trying again is safe.",
+            status=503,
+            headers={"retry-after": "10"},
+        ) from None
+
+
+class _BlobResponse(StreamingResponse):
+    """Streams a file, and closes it even if nothing could be sent."""
+
+    def __init__(self, file: IO[bytes], content: AsyncIterator[bytes], **more: Any) -> None:
+        super().__init__(content, **more)
+        self._file = file
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._file.close()
 
 
 async def _finish(writing: asyncio.Future[None]) -> None:
@@ -394,12 +569,18 @@ async def _disconnected(request: Request) -> None:
             pass
 
 
-def _printable(text: str) -> str:
+def _printable(text: str, chars_max: int) -> str:
     """Bound a text that a node sent, and remove what would control the terminal in which it is listed."""
-    return "".join(char if char.isprintable() else " " for char in text[:TEXT_CHARS_MAX])
+    return "".join(char if char.isprintable() else " " for char in text[:chars_max])
 
 
 # What requests have beyond their types. Names in the path are checked by `routes`, sizes of bodies by `middleware`.
+
+
+def node_of(request: Request) -> str | None:
+    """Return the node whose token the request has; None: it has none, or one that is for many nodes."""
+    token: Token | None = request.scope.get(TOKEN)
+    return None if token is None else token.node
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
@@ -418,6 +599,38 @@ def check_name(value: str) -> None:
         raise Rejection("bad_name", str(error)) from error
 
 
+def name_in_query(request: Request, what: str) -> str | None:
+    """Read a name from the query; None: there is none."""
+    value = request.query_params.get(what)
+    if value is not None:
+        check_name(value)
+    return value
+
+
+def names_in_query(request: Request, what: str) -> tuple[str, str] | None:
+    """Read the place in a list that a page has named, `a/b`; None: there is none."""
+    value = request.query_params.get(what)
+    if value is None:
+        return None
+    first, _, second = value.partition("/")
+    check_name(first)
+    check_name(second)
+    return first, second
+
+
+def digest_in_query(request: Request, what: str) -> str:
+    """Read a digest from the query; empty: there is none."""
+    value = request.query_params.get(what, "")
+    if value and not is_digest(value):
+        raise Rejection("bad_name", f"{what} is a digest, 64 hex digits in lower case, not {value[:80]!r}.")
+    return value
+
+
+def limit_in_query(request: Request, most: int) -> int:
+    """Read the number of rows that a page of a list may have; more than the maximum counts as the maximum."""
+    return min(max(integer_in_query(request, "limit", most), 1), most)
+
+
 def range_in(value: str) -> tuple[int, int]:
     """Parse `a-b`."""
     match = _RANGE.fullmatch(value)
@@ -429,8 +642,11 @@ def range_in(value: str) -> tuple[int, int]:
 def integer_in_query(request: Request, what: str, default: int, *, most: int = NUMBER_MAX) -> int:
     """Read a whole number from the query, or reject it."""
     text = request.query_params.get(what)
-    if text is None:
-        return default
+    return default if text is None else whole_number(what, text, most=most)
+
+
+def whole_number(what: str, text: str, *, most: int = NUMBER_MAX) -> int:
+    """Parse a whole number, or reject it."""
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX and int(text) <= most):
         raise Rejection("bad_request", f"{what} must be a whole number from 0 to {most}, not {text[:40]!r}.")
     return int(text)
@@ -460,7 +676,7 @@ def check_commit(commit: Commit, first: int, last: int) -> None:
             "bad_request", f"only the last epoch, {last}, may have a checkpoint; this one is of {checkpoint.epoch}."
         )
     segments = [segment for entry in commit.epochs for segment in entry.streams.values()]
-    runs = [*(run for segment in segments for run in segment.runs), *(checkpoint.runs() if checkpoint else ())]
+    runs = runs_of(commit)
     for what, count, count_max in (
         ("segments", len(segments), SEGMENTS_PER_COMMIT_MAX),
         ("runs", len(runs), RUNS_PER_COMMIT_MAX),
@@ -470,6 +686,13 @@ def check_commit(commit: Commit, first: int, last: int) -> None:
                 "bad_request", f"a commit has at most {count_max} {what}, this one {count}: commit fewer epochs."
             )
     check_runs(runs)
+
+
+def runs_of(commit: Commit) -> list[RunRef]:
+    """Return every reference to a blob in a commit."""
+    segments = (segment for entry in commit.epochs for segment in entry.streams.values())
+    state = () if commit.checkpoint is None else commit.checkpoint.runs()
+    return [*(run for segment in segments for run in segment.runs), *state]
 
 
 def check_runs(runs: Iterable[RunRef]) -> None:
@@ -482,6 +705,18 @@ def check_runs(runs: Iterable[RunRef]) -> None:
                 "bad_request",
                 f"run {run.digest} has {run.size_bytes} bytes and {run.rows} rows; a blob has 0 to {BLOB_BYTES_MAX} bytes.",
             )
+
+
+def _damaged(digest: str) -> Rejection:
+    return Rejection(
+        "gone",
+        f"blob {digest} is damaged at the hub, which does not send it. If its node still has it, the node sends it again with its next "
+        "commit that names it; else restore it from a copy of the hub's blobs. `fordstone hub scrub` lists what names it.",
+    )
+
+
+def _no_blob(digest: str) -> Rejection:
+    return Rejection("not_found", f"the hub has no blob {digest}.")
 
 
 def json_response(message: Any, status: int = 200) -> Response:

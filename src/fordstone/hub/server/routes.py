@@ -24,6 +24,10 @@ Role: TypeAlias = Literal["anyone", "node", "center"]
 """An admin may use every route; `node`: that node alone; `anyone`: even without a token."""
 METHODS: Final = frozenset({"GET", "HEAD", "PUT", "POST", "DELETE"})
 PATH_CHARS_MAX: Final = 1_000
+SMALL_BYTES_MAX: Final = 64 << 10
+"""Maximum size of a body, unless the route says otherwise: a lease, a report, the number of a version."""
+LIST_BYTES_MAX: Final = 1 << 20
+"""Maximum size of a list of digests: more than the 10,000 that clients send at a time."""
 _PART: Final = re.compile(NAME_PATTERN.encode())
 
 
@@ -37,14 +41,16 @@ class HubRoute:
     handler: str
     """A method of `Handlers`, which gets the names in the path as arguments."""
     blob: bool = False
-    """The body or the response is a blob, with the limit of blobs; otherwise it has the limit of JSON bodies."""
+    """The body or the response is a blob, with the limit of blobs."""
+    body_bytes_max: int | None = SMALL_BYTES_MAX
+    """Maximum size of the JSON body; None: the hub's limit (`--body-max`), which bounds the others, too."""
     polls: bool = False
     """The request may ask to wait, and then takes a slot of the long polls."""
 
 
-def _route(method: str, path: str, roles: str, handler: str, *, blob: bool = False, polls: bool = False) -> HubRoute:
+def _route(method: str, path: str, roles: str, handler: str, **more: Any) -> HubRoute:
     chosen: frozenset[Any] = frozenset(roles.split())
-    return HubRoute(method=method, path=path, roles=chosen, handler=handler, blob=blob, polls=polls)
+    return HubRoute(method=method, path=path, roles=chosen, handler=handler, **more)
 
 
 _BLOB: Final = API + "/blobs/{digest}"
@@ -55,18 +61,22 @@ _CONTROL: Final = API + "/pipelines/{pipeline}/control/{control}"
 ROUTES: Final = (
     _route("GET", "/healthz", "anyone", "healthz"),
     _route("HEAD", "/healthz", "anyone", "healthz"),
-    _route("GET", "/metrics", "center", "metrics"),
-    _route("POST", API + "/blobs/missing", "node center", "missing_blobs"),
+    _route("GET", "/metrics", "center", "render_metrics"),
+    _route("POST", API + "/blobs/missing", "node center", "missing_blobs", body_bytes_max=LIST_BYTES_MAX),
     _route("PUT", _BLOB, "node center", "put_blob", blob=True),
     _route("GET", _BLOB, "node center", "get_blob", blob=True),
     _route("HEAD", _BLOB, "node center", "head_blob", blob=True),
-    _route("POST", _NODE + "/epochs/{epochs}", "node", "commit"),
+    _route("POST", _NODE + "/epochs/{epochs}", "node", "commit", body_bytes_max=None),
     _route("POST", _NODE + "/lease", "node", "lease"),
     _route("GET", _NODE + "/head", "node center", "head"),
     _route("GET", _NODE + "/checkpoint", "node center", "checkpoint"),
-    _route("GET", _STREAM + "/epochs", "center", "stream_page", polls=True),
+    _route("PUT", _NODE + "/quarantine", "center", "quarantine"),
+    _route("DELETE", _NODE + "/quarantine", "", "release"),
+    _route("POST", _NODE + "/skip", "", "skip"),
+    _route("GET", _STREAM + "/nodes", "center", "stream_nodes", polls=True),
+    _route("POST", _STREAM + "/epochs", "center", "stream_epochs", body_bytes_max=None),
     _route("GET", _CONSUMER, "center", "position"),
-    _route("PUT", _CONSUMER, "center", "save_position"),
+    _route("PUT", _CONSUMER, "center", "save_position", body_bytes_max=None),
     _route("DELETE", _CONSUMER, "center", "remove_consumer"),
     _route("POST", _CONTROL, "center", "publish"),
     _route("GET", _CONTROL, "node center", "control_page", polls=True),
@@ -74,6 +84,8 @@ ROUTES: Final = (
     _route("GET", API + "/nodes", "center", "nodes"),
     _route("GET", API + "/streams", "center", "streams"),
     _route("GET", API + "/epochs", "center", "epochs"),
+    _route("POST", API + "/scrub", "", "scrub_piece"),
+    _route("GET", API + "/damaged", "center", "damaged_blobs"),
 )
 
 
@@ -95,11 +107,14 @@ class Routes:
         ]
 
     def match(self, scope: dict[str, Any]) -> Matched | Rejection:
-        """Find the route of a request; else a rejection (404 or 405), to be raised once the client is known to have access.
+        """Find the route of a request; else a rejection, to be raised once the client is known to have access.
 
-        Raises `bad_name` at once for a path in which a part is no name.
+        A path in which a part is no name is rejected (`bad_name`) before it is compared with anything.
         """
-        check_path(scope.get("raw_path") or scope["path"].encode())
+        try:
+            check_path(scope.get("raw_path") or scope["path"].encode())
+        except Rejection as rejection:
+            return rejection
         method, allowed, wrong_digest = scope["method"], dict[str, None](), None
         for route, starlette in self._routes:
             match, child = starlette.matches(scope)
@@ -118,7 +133,7 @@ class Routes:
                 "bad_request", f"this path has the methods {listed} only.", status=405, headers={"allow": listed}
             )
         if wrong_digest is not None:
-            raise _bad_name(wrong_digest)
+            return _bad_name(wrong_digest)
         return Rejection("not_found", "the hub has no such route. Is this the hub's URL, without a path?")
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import ipaddress
 import logging
+import os
 import resource
 import signal
 import socket
@@ -24,28 +24,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-import msgspec
 import uvicorn
 from starlette.routing import Router
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fordstone.errors import ConfigError, StorageError
-from fordstone.hub.messages import Refusal, Rejection
+from fordstone.hub.messages import Rejection
 from fordstone.hub.server.auth import TokenFile, Tokens
+from fordstone.hub.server.connection import Acceptor, Connection, Connections
 from fordstone.hub.server.handlers import SMALL_BYTES_MAX, Handlers, LongPolls
+from fordstone.hub.server.health import HubHealth
 from fordstone.hub.server.limits import DiskQuota, Limits
 from fordstone.hub.server.metrics import HubMetrics, LogMetrics
-from fordstone.hub.server.middleware import ABORT, HubMiddleware, Receive, Scope, Send
+from fordstone.hub.server.middleware import HubMiddleware, Receive, Scope, Send
 from fordstone.hub.server.routes import Routes
+from fordstone.hub.server.uploads import NodeUploads
 from fordstone.hub.store.blobs import BlobLocks, BlobStore, DiskBlobs, claim, open_blobs
-from fordstone.hub.store.log import HubLog
+from fordstone.hub.store.log import HubLog, LogLimits
+from fordstone.hub.store.reserve import Reserve
 from fordstone.hub.store.retention import Keeping, Retention
+from fordstone.hub.store.scrub import RATE_BYTES, Pace, Scrub, Scrubbed, ScrubStoppedError
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.storage.atomic import write_file
-from fordstone.storage.disk import OsDisk
+from fordstone.storage.disk import PRIVATE_FILE, OsDisk, make_private
 from fordstone.storage.failpoint import Failpoints, NoFailpoints, failpoints_of_process
+from fordstone.storage.remote import local_path
 
 READERS: Final = 4
 BLOB_THREADS: Final = 16
@@ -54,21 +58,16 @@ KEEP_ALIVE_S: Final = 75
 """Longer than nodes are silent, so that they need no new TLS handshake each time."""
 STOP_SECONDS_MAX: Final = 10
 """Timeout for requests in progress when the hub stops."""
+SCRUB_RETRY_S: Final = 60.0
+"""Pause of the scrub after an error, and between looks whether its next pass is due."""
 TICK_S: Final = 5.0
 LOG_NAME: Final = "log.sqlite"
 BLOBS_NAME: Final = "blobs"
 INCOMING_NAME: Final = "incoming"
 """Uploads on their way to a remote blob store."""
-OVERHEAD_BYTES_MAX: Final = 512 << 10
-"""Maximum of what is not body: the head, the marks between chunks, trailers. It is more than one read of the socket returns."""
-HEAD_SECONDS_MAX: Final = 20.0
-"""Timeout for a head."""
-LINGER_SECONDS_MAX: Final = 5.0
-"""Timeout for the rest of a body whose request is answered. Closing at once would cut the response off."""
-_PER_BODY_BYTE: Final = 17
-"""The marks of a chunk of one byte have this size."""
-_BACKLOG: Final = 2_048
 _FILES_WANTED: Final = 65_536
+FILES_RESERVED: Final = 200
+"""Files that are never used for connections: the log, blobs that are read and written, and what Python opens."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _log = logging.getLogger(__name__)
 
@@ -88,21 +87,39 @@ class HubApp:
         quota: DiskQuota | None = None,
         tokens: Tokens | None = None,
         limits: Limits | None = None,
+        files_max: int | None = None,
+        scrubbing: Scrubbing | None = None,
     ) -> None:
-        """`direct_url` is given to readers that can reach the blob store. Blobs up to `small_bytes_max` are kept in the log."""
+        """`direct_url` is given to readers that can reach the blob store. Blobs up to `small_bytes_max` are kept in the log.
+
+        `files_max`: how many files the process may open for connections. `scrubbing`: in the background; None: not at all.
+        """
         locks = BlobLocks()
         self._log = log
         self._polls = LongPolls()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="hub-read")
         self._blob_threads = ThreadPoolExecutor(BLOB_THREADS, thread_name_prefix="hub-blob")
-        self.retention = Retention(log, blobs, locks, keeping=keeping or Keeping(), failpoints=failpoints)
-        metrics = HubMetrics()
+        quota = quota or DiskQuota([])
+        self.retention = Retention(
+            log, blobs, locks, keeping=keeping or Keeping(), short_of_space=quota.is_short, failpoints=failpoints
+        )
+        metrics, limits = HubMetrics(), limits or Limits()
+        self.scrub = Scrub(log, blobs, locks, on_read=metrics.count_scrubbed)
+        self._scrubbing = scrubbing
+        self._stopping = threading.Event()
+        self.connections = Connections(limits, files_max=files_max, closed=metrics.connections_closed.inc)
+        metrics.connections.set_function(lambda: self.connections.total)
+        metrics.connections_unauthenticated.set_function(lambda: self.connections.unauthenticated)
         handlers = Handlers(
             log=log,
             blobs=blobs,
             locks=locks,
             polls=self._polls,
-            quota=quota or DiskQuota([]),
+            quota=quota,
+            health=HubHealth(log, quota),
+            uploads=NodeUploads(free_bytes=quota.free_bytes if isinstance(blobs, DiskBlobs) else None),
+            scrub=self.scrub,
+            metrics=metrics,
             log_metrics=LogMetrics(log, metrics),
             readers=self._readers,
             blob_threads=self._blob_threads,
@@ -114,12 +131,16 @@ class HubApp:
             Routes(handlers),
             lifespan=Router(lifespan=self._lifespan),
             tokens=tokens,
-            limits=limits or Limits(),
+            limits=limits,
             metrics=metrics,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+    def log_left_out(self) -> None:
+        """Log how many rejections were not logged since the last call."""
+        self._app.log_left_out()
 
     def stop_polls(self) -> None:
         """End long polls at once. Called from any thread."""
@@ -129,14 +150,18 @@ class HubApp:
     async def _lifespan(self, app: Any) -> AsyncIterator[None]:  # noqa: ARG002 - the framework's form
         self._polls.begin()
         self._log.listen(self._polls.notify)
-        removing = asyncio.create_task(self._retain())
+        tasks = [asyncio.create_task(self._retain())]
+        if self._scrubbing is not None:
+            tasks.append(asyncio.create_task(self._check_blobs(self._scrubbing)))
         try:
             yield
         finally:
             self._polls.end()
+            self._stopping.set()
             self._log.unlisten(self._polls.notify)
-            removing.cancel()
-            await asyncio.gather(removing, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._readers.shutdown()
             self._blob_threads.shutdown()
 
@@ -157,6 +182,34 @@ class HubApp:
                 if not more:
                     await asyncio.sleep(retention.keeping.every_s)
 
+    async def _check_blobs(self, scrubbing: Scrubbing) -> None:
+        """Read blobs slowly and compare their digests, pass after pass, on a thread of its own."""
+        loop, pace = asyncio.get_running_loop(), Pace(scrubbing.bytes_per_s, self._stopping).wait
+        with ThreadPoolExecutor(1, thread_name_prefix="hub-scrub") as thread:
+            while not self._polls.ended:
+                found: Scrubbed | None = None
+                try:
+                    found = await loop.run_in_executor(
+                        thread, lambda: self.scrub.next_piece(pace, small_only=scrubbing.small_only)
+                    )
+                except ScrubStoppedError:
+                    return
+                except Rejection as rejection:
+                    _log.warning("hub scrub failed", extra={"reason": str(rejection)})
+                except Exception:  # noqa: BLE001 - a damaged log, or a bug: neither must end the scrub; it is logged
+                    _log.exception("hub scrub failed")
+                if found is None:
+                    await asyncio.sleep(SCRUB_RETRY_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrubbing:
+    """How blobs are checked in the background."""
+
+    bytes_per_s: int = RATE_BYTES
+    small_only: bool = False
+    """Only those in the log: others are in a remote store, which has its own checks, and where reading costs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubOptions:
@@ -168,12 +221,15 @@ class HubOptions:
     """Any fsspec URL; None: below `data`."""
     blobs_direct: bool | None = None
     """Whether readers get the URL of the blob store, to read from it. None: unless the URL has a password in it."""
+    scrub_bytes_per_s: int | None = None
+    """Bytes of blobs per second that are checked in the background; 0: none. None: the default rate, without blobs in a remote store."""
     keep_unread_us: int | None = None
     """Epochs received longer ago are removed even if they were not read; None: never."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
     ready_file: Path | None = None
     limits: Limits = field(default_factory=Limits)
+    log_limits: LogLimits = field(default_factory=LogLimits)
 
 
 def serve(
@@ -187,17 +243,20 @@ def serve(
     """
     host, port = parse_listen(options.listen)
     context = tls_context(options.tls_cert, options.tls_key)
-    disk = OsDisk(options.data)
+    disk = OsDisk(options.data, private=True)
     try:
         disk.lock()
+        _make_private(options.data)
         if options.ready_file is not None:
             # One that a killed hub has left names an address that no hub listens at.
             options.ready_file.unlink(missing_ok=True)
         tokens = Tokens(TokenFile(options.data), clock_s=time.monotonic, clock_us=now_us)
         with contextlib.closing(bound(host, port)) as sock:
             check_exposure(sock, tls=context is not None, tokens=tokens.valid, options=options)
-            _raise_file_limit()
-            with _open(options, tokens) as app, asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            with (
+                _open(options, tokens, _raise_file_limit()) as app,
+                asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner,
+            ):
                 runner.run(_run(options, sock, context, tokens, app, on_ready, stop_requested))
             tokens.write_used()
     finally:
@@ -205,7 +264,7 @@ def serve(
 
 
 @contextlib.contextmanager
-def _open(options: HubOptions, tokens: Tokens) -> Iterator[HubApp]:
+def _open(options: HubOptions, tokens: Tokens, files_max: int) -> Iterator[HubApp]:
     """Open the data directory, which is locked, with the app over it."""
     data, failpoints = options.data, failpoints_of_process()
     url = options.blobs or str(data / BLOBS_NAME)
@@ -213,22 +272,51 @@ def _open(options: HubOptions, tokens: Tokens) -> Iterator[HubApp]:
         url = Path(url).resolve().as_uri()
     direct = options.blobs_direct if options.blobs_direct is not None else "@" not in urlsplit(url).netloc
     if options.blobs is not None:
+        local = local_path(url)
+        if local is not None:
+            with contextlib.suppress(OSError):  # it is reported below
+                Path(unquote(local)).mkdir(mode=0o700, parents=True, exist_ok=True)
         claim(url, data)
     try:
         store = open_blobs(url, beside=data / INCOMING_NAME, failpoints=failpoints)
     except Rejection as rejection:
         raise StorageError(str(rejection)) from rejection
-    with contextlib.closing(HubLog(SqliteStore(data / LOG_NAME), clock_us=now_us, failpoints=failpoints)) as log:
+    sqlite = SqliteStore(data / LOG_NAME, reserve=Reserve(data))
+    with contextlib.closing(
+        HubLog(sqlite, clock_us=now_us, monotonic_us=monotonic_us, limits=options.log_limits, failpoints=failpoints)
+    ) as log:
         yield HubApp(
             log,
             store,
             direct_url=url if direct else None,
             failpoints=failpoints,
             keeping=Keeping(unread_us=options.keep_unread_us),
-            quota=DiskQuota([data, *([store.root] if isinstance(store, DiskBlobs) else [])]),
+            scrubbing=_scrubbing(options, store),
+            quota=DiskQuota(
+                [data, *([store.root] if isinstance(store, DiskBlobs) else [])], has_reserve=log.has_reserve
+            ),
             tokens=tokens,
             limits=options.limits,
+            files_max=max(1, (files_max - FILES_RESERVED) // 2),  # a connection may read a blob
         )
+
+
+def _make_private(data: Path) -> None:
+    """Let no other user read what is in the hub's directory: it has rows of all nodes, and hashes of tokens.
+
+    The files of SQLite get the mode of the log, which is made here if it is new.
+    """
+    with contextlib.suppress(OSError):  # it is reported when the log is opened
+        os.close(os.open(data / LOG_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+        for path in data.iterdir():
+            if not path.is_symlink():
+                make_private(path)
+
+
+def _scrubbing(options: HubOptions, store: BlobStore) -> Scrubbing | None:
+    if options.scrub_bytes_per_s is None:
+        return Scrubbing(small_only=not isinstance(store, DiskBlobs))
+    return Scrubbing(bytes_per_s=options.scrub_bytes_per_s) if options.scrub_bytes_per_s else None
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -316,6 +404,11 @@ def now_us() -> int:
     return time.time_ns() // 1_000
 
 
+def monotonic_us() -> int:
+    """Return a time that nobody sets, and that goes on while the machine sleeps."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1_000
+
+
 async def _run(
     options: HubOptions,
     sock: socket.socket,
@@ -343,170 +436,65 @@ async def _run(
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_SECONDS_MAX,
-        backlog=_BACKLOG,
     )
     config.load()
-    config.ssl = context
-    connection = functools.partial(Connection, connections_max=options.limits.connections_max)
-    config.http_protocol_class = connection  # type: ignore[assignment]  # it is only called
-    ticking = asyncio.create_task(_tick(tokens))
+    server = _Server(config, app, sock, context, ready=ready, stop_requested=stop_requested)
+    ticking = asyncio.create_task(_tick(tokens, app))
     try:
-        await _Server(config, ready=ready, stop=app.stop_polls, stop_requested=stop_requested).serve(sockets=[sock])
+        await server.serve(sockets=[sock])
     finally:
         ticking.cancel()
+        app.log_left_out()
         if options.ready_file is not None:
             options.ready_file.unlink(missing_ok=True)
     _log.info("hub stopped")
 
 
-class Connection(HttpToolsProtocol):
-    """One TCP connection, with the limits that apply before there is a request: heads that never end, or never come.
-
-    Uvicorn's protocol on httptools has no limit on the size or the time of a head, and no option for either. Its protocol on h11
-    limits the size, but took 550 to 600 us of CPU per PUT of 2 kB, against 300 to 420 us with httptools with or without this
-    class (4,000 requests over one connection, twice, on two busy cores). So this class extends the quicker one.
-    """
-
-    def __init__(
-        self, *args: Any, connections_max: int, head_seconds_max: float = HEAD_SECONDS_MAX, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self._connections_max = connections_max
-        self._head_seconds_max = head_seconds_max
-        self._timer: asyncio.TimerHandle | None = None
-        self._overhead_bytes = 0
-        self._began = False
-        self._head_open = False
-        self._body_open = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        super().connection_made(transport)
-        if len(self.connections) > self._connections_max:
-            transport.abort()
-            return
-        self._await_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_came()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Count what is not body. A piece in which a message begins is not counted: it may hold the end of another."""
-        self._began = False
-        super().data_received(data)
-        if self.transport.is_closing():
-            return
-        if not self._began:
-            self._overhead_bytes += len(data)
-        if self._overhead_bytes > OVERHEAD_BYTES_MAX:
-            self._give_up(f"the head of the request has more than {OVERHEAD_BYTES_MAX} bytes.")
-        elif self._timer is None and self._idle():
-            self._await_head()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._began = True
-        self._head_open = self._body_open = True
-        self._overhead_bytes = 0
-        self._await_head()
-
-    def on_headers_complete(self) -> None:
-        self._head_open = False
-        self._head_came()
-        self.scope["extensions"] = {ABORT: {"now": self.transport.abort}}
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        """Subtract a piece of the body from the overhead."""
-        self._overhead_bytes = max(0, self._overhead_bytes - _PER_BODY_BYTE * len(body))
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._body_open = False
-        if self._idle():
-            self._head_came()
-        super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        """Give the client time to send the rest of an unread body; then the timeout of idle connections counts."""
-        self._head_came()
-        super().on_response_complete()
-        if self.transport.is_closing():
-            return
-        if self._head_open:
-            self._await_head()
-        elif self._body_open:
-            self._timer = self.loop.call_later(LINGER_SECONDS_MAX, self._no_head)
-
-    def send_400_response(self, msg: str) -> None:
-        """Reject what is not HTTP with the same kind of body as other rejections."""
-        body = msgspec.json.encode(Refusal(error="bad_request", message=f"{msg} Ask with HTTP/1.1."))
-        head = (
-            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nx-content-type-options: nosniff\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
-        self.transport.close()
-
-    def _idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
-    def _await_head(self) -> None:
-        self._head_came()
-        self._timer = self.loop.call_later(self._head_seconds_max, self._no_head)
-
-    def _head_came(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _no_head(self) -> None:
-        self._timer = None
-        if not self._idle():
-            # The next request has begun while the previous one is answered; it gets its time later.
-            self._await_head()
-        elif not self.transport.is_closing():
-            self.transport.close()
-
-    def _give_up(self, why: str) -> None:
-        self._head_came()
-        if self._idle():
-            self.send_400_response(why)
-        else:
-            self.transport.abort()
-
-
 class _Server(uvicorn.Server):
-    """Uvicorn's server with other handling of signals, which it has no option for.
+    """Uvicorn's server with other handling of signals and of new connections, which it has no options for.
 
     The first signal ends long polls at once and waits for other requests, the second ends all. Uvicorn raises the signal again at its
-    end, which would kill the process before the log is closed.
+    end, which would kill the process before the log is closed. Connections are accepted by our `Acceptor`.
     """
 
     def __init__(
         self,
         config: uvicorn.Config,
+        app: HubApp,
+        sock: socket.socket,
+        tls: ssl.SSLContext | None,
         *,
         ready: Callable[[], None],
-        stop: Callable[[], None],
         stop_requested: Callable[[], bool],
     ) -> None:
         super().__init__(config)
+        self._app = app
+        self._acceptor = Acceptor(sock, self._connection, app.connections, tls=tls)
         self._ready = ready
-        self._stop = stop
         self._stop_requested = stop_requested
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._stop_requested()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        del sockets
+        await super().startup(sockets=[])
         if self.started:
+            self._acceptor.start()
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._stop()
+        await self._acceptor.stop()
+        self._app.stop_polls()
         await super().shutdown(sockets=sockets)
+
+    def _connection(self) -> Connection:
+        return Connection(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            connections=self._app.connections,
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -528,10 +516,11 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-async def _tick(tokens: Tokens) -> None:
-    """Write when tokens were used, about once a minute."""
+async def _tick(tokens: Tokens, app: HubApp) -> None:
+    """Write when tokens were used, about once a minute, and how many rejections were not logged."""
     while True:
         await asyncio.sleep(TICK_S)
+        app.log_left_out()
         if tokens.due():
             await asyncio.to_thread(tokens.write_used)
 
@@ -549,10 +538,12 @@ def _write_ready(path: Path, url: str) -> None:
         raise StorageError(f"--ready-file {path}: {error}") from error
 
 
-def _raise_file_limit() -> None:
-    """Raise the limit of open files: every connection is one, and the usual limit is 1,024."""
+def _raise_file_limit() -> int:
+    """Raise the limit of open files, and return it: every connection is one, and the usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _FILES_WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _FILES_WANTED if soft == resource.RLIM_INFINITY else soft

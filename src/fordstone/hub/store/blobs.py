@@ -16,7 +16,8 @@ import re
 import secrets
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
 from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import unquote
@@ -34,7 +35,18 @@ SMALL_BYTES: Final = 1 << 20
 TEMP_SUFFIX: Final = ".part"
 ID_NAME: Final = "hub.id"
 _ID: Final = re.compile(r"[0-9a-f]{32}")
+_BAD_SECTOR: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Stored(Enum):
+    """What became of an upload."""
+
+    NEW = auto()
+    KNOWN = auto()
+    """It was there already, with the same content."""
+    REPAIRED = auto()
+    """It was there already, with other content, which it has replaced."""
 
 
 class BlobStore(ABC):
@@ -76,6 +88,8 @@ class DiskBlobs(BlobStore):
         self._failpoints = failpoints or NoFailpoints()
         self._incoming = root / "incoming"
         self._settled: set[str] = set()
+        with _storage("make the directory", root):
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
         _clear(self._incoming)
 
     def put(self, digest: str, upload: Upload) -> None:
@@ -128,7 +142,7 @@ class DiskBlobs(BlobStore):
         if prefix in self._settled:
             return
         folder = self.root / prefix
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         sync_dir(folder)
         sync_dir(self.root)
         self._settled.add(prefix)
@@ -222,13 +236,14 @@ class Upload:
                 self._spill()
                 write_all(self._fd, part)
 
-    def store(self, blobs: BlobStore, digest: str) -> bool:
-        """Verify, then put it under its name; False if it was there, with this size, already."""
+    def store(self, blobs: BlobStore, digest: str) -> Stored:
+        """Verify, then put it under its name, unless it is there already: what is there is read and compared by its digest."""
         self.verify(digest)
-        if blobs.size(digest) == self.size_bytes:
-            return False
+        there = blobs.size(digest)
+        if there == self.size_bytes and is_whole(blobs, digest):
+            return Stored.KNOWN
         blobs.put(digest, self)
-        return True
+        return Stored.NEW if there is None else Stored.REPAIRED
 
     def verify(self, digest: str) -> None:
         found = self._hash.hexdigest()
@@ -294,6 +309,24 @@ class BlobLocks:
                 self._changed.notify_all()
 
 
+def is_whole(blobs: BlobStore, digest: str, *, after_chunk: Callable[[int], None] = lambda _: None) -> bool:
+    """Read a blob and compare its digest; False also if it is gone, or the medium cannot be read. `after_chunk` gets the bytes read."""
+    found = hashlib.sha256()
+    try:
+        with blobs.open(digest) as file:
+            while True:
+                with _storage("read", digest):
+                    data = file.read(CHUNK_BYTES)
+                if not data:
+                    return found.hexdigest() == digest
+                found.update(data)
+                after_chunk(len(data))
+    except Rejection as rejection:
+        if rejection.refusal.error == "not_found" or _is_bad_sector(rejection.__cause__):
+            return False
+        raise
+
+
 def open_blobs(url: str | Path, *, beside: Path, failpoints: Failpoints | None = None) -> BlobStore:
     """The store that a URL or path names. `beside`: the directory for uploads to a remote store."""
     text = str(url)
@@ -336,7 +369,7 @@ def _own_id(path: Path) -> str:
         found = path.read_text("ascii").strip()
     except FileNotFoundError:
         made = secrets.token_hex(16)
-        write_file(path, made.encode())
+        write_file(path, made.encode(), mode=0o600)
         return made
     if _ID.fullmatch(found) is None:
         raise StorageError(
@@ -355,7 +388,7 @@ def _read_id(store: Remote) -> str | None:
 def _clear(incoming: Path) -> None:
     """Make the directory for uploads, and remove those that a killed process has left: one process owns it."""
     with _storage("make the directory", incoming):
-        incoming.mkdir(parents=True, exist_ok=True)
+        incoming.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in incoming.iterdir():
             left.unlink(missing_ok=True)
 
@@ -375,6 +408,10 @@ def _storage(what: str, where: object) -> Iterator[None]:
         raise Rejection(
             "storage", f"the hub's store could not {what} {where}: {reason}. Nothing was kept; try again later."
         ) from raised
+
+
+def _is_bad_sector(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in _BAD_SECTOR
 
 
 def _path(digest: str) -> str:

@@ -11,11 +11,14 @@ that was superseded by another publishes nothing more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+import logging
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from typing import Final, assert_never
 
 from fordstone.hub.messages import (
+    NUMBER_MAX,
+    PAGE_ENTRIES_MAX,
     Checkpoint,
     Commit,
     Committed,
@@ -23,16 +26,24 @@ from fordstone.hub.messages import (
     ControlPage,
     ControlPublish,
     ControlVersion,
+    EpochRange,
+    EpochsRequest,
     Generation,
     Head,
+    Health,
     Lease,
     LeaseRequest,
+    NodeEpochs,
+    NodePosition,
+    NodeStop,
     Rejection,
     StreamEpoch,
-    StreamPage,
+    StreamEpochs,
+    StreamNodes,
 )
 from fordstone.hub.store.log import Transaction
-from fordstone.hub.store.sqlite import LogReader
+from fordstone.hub.store.sqlite import ChainedEntry, LogReader, NodeSegments
+from fordstone.protocol.chain import CHAIN_START, ChainFacts, PositionJudgement, chained, judge_position
 from fordstone.protocol.delivery import (
     Accept,
     AlreadyDone,
@@ -46,14 +57,28 @@ from fordstone.protocol.delivery import (
     decide_commit,
     decide_order,
 )
-from fordstone.protocol.lease import Fence, Granted, HeldByOther, Holding, OlderIncarnation, decide_lease
+from fordstone.protocol.lease import (
+    Fence,
+    Granted,
+    HeldByOther,
+    Holding,
+    LeaseFacts,
+    NotHead,
+    OlderIncarnation,
+    Position,
+    decide_lease,
+)
 from fordstone.state.base import RunRef
 
+_events = logging.getLogger(__name__)
 CHECKPOINTS_KEPT: Final = 2
 MISSING_NAMED_MAX: Final = 1_000
 """Maximum number of missing blobs in one response."""
 PAGE_BYTES_MAX: Final = 4 << 20
-"""Maximum encoded size of the runs on one page; a single commit may be larger."""
+"""Maximum encoded size of the runs in one response; a single epoch may be larger."""
+PLANNED_EPOCHS_MAX: Final = 100_000
+"""Maximum number of epochs that are looked at to plan a read."""
+RUNBOOK: Final = "docs/how-to/restore-a-hub.md"
 
 
 def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> Lease:
@@ -61,13 +86,35 @@ def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> L
     known = tx.log.node(pipeline, node)
     holding = None
     if known is not None and known.holder is not None and known.generation is not None:
-        holding = Holding(holder=known.holder, fence=_fence(known.generation))
-    decision = decide_lease(holding, holder=request.holder, local=request.local, take_over=request.take_over)
+        holding = Holding(holder=known.holder, fence=_fence(known.generation), start=known.start)
+    facts = LeaseFacts(
+        holding=holding,
+        head=Position(0, CHAIN_START) if known is None else Position(known.head, known.head_chain),
+        holder=request.holder,
+        local=request.local,
+        start=request.start,
+        claimed=Position(request.head, request.chain),
+        restored=request.log_id in tx.log.former_logs(),
+        take_over=request.take_over,
+    )
+    decision = decide_lease(facts)
     match decision:
         case Granted(fence=fence):
+            if known is None:
+                _check_new_node(tx, pipeline, node)
             generation = _generation(fence)
-            tx.log.grant_lease(pipeline, node, holder=request.holder, generation=generation, now_us=tx.now_us)
-            return Lease(generation=generation, head=known.head if known is not None else 0)
+            # A node that has the head has lost nothing. One that joined after the backup is not in the restored log.
+            resync = not facts.knows_head and (facts.restored if known is None else known.resync)
+            tx.log.grant_lease(
+                pipeline,
+                node,
+                holder=request.holder,
+                start=request.start,
+                generation=generation,
+                resync=resync,
+                now_us=tx.now_us,
+            )
+            return Lease(generation=generation, head=facts.head.epoch, chain=facts.head.chain, log_id=tx.log.log_id())
         case HeldByOther(fence=fence):
             raise Rejection(
                 "held",
@@ -78,53 +125,114 @@ def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> L
         case OlderIncarnation(by=by):
             raise Rejection(
                 "stale_generation",
-                f"pipeline {pipeline} on node {node} was started again since, from a copy of this state directory: the hub "
+                f"pipeline {pipeline} on node {node} was started since, from a copy of this state directory: the hub "
                 f"knows incarnation {by.local}, this is {request.local}.\nStop one of the two.",
                 generation=_generation(by),
+            )
+        case NotHead(head=newest):
+            raise Rejection(
+                "not_head",
+                f"pipeline {pipeline} on node {node}: the hub's newest epoch is {newest}, and this state directory has not shown that it "
+                f"has that epoch (it names epoch {request.head}). It may be an old copy of the directory that committed it.",
+                next_epoch=newest + 1,
             )
         case _:
             assert_never(decision)
 
 
-def commit(tx: Transaction, pipeline: str, node: str, body: Commit, digests: Sequence[str]) -> Committed:
-    """Commit epochs, or reject them. `digests`: of the entries, computed outside of the transaction."""
+def commit(
+    tx: Transaction,
+    pipeline: str,
+    node: str,
+    body: Commit,
+    digests: Sequence[str],
+    *,
+    foreign: Container[str] = frozenset(),
+) -> Committed:
+    """Commit epochs, or reject them. `digests`: of the entries, computed outside of the transaction.
+
+    `foreign`: blobs that the node has not uploaded. Unless one of its checkpoints has them, they are missing, stored or not.
+    """
     known = tx.log.node(pipeline, node)
+    granted = None if known is None or known.start is None else known.generation
     first, last = body.epochs[0].epoch, body.epochs[-1].epoch
     facts = CommitFacts(
         fence=_fence(body.generation),
-        granted=None if known is None or known.generation is None else _fence(known.generation),
+        granted=None if granted is None else _fence(granted),
         head=known.head if known is not None else 0,
         sent=tuple(Sent(entry.epoch, digest) for entry, digest in zip(body.epochs, digests, strict=True)),
         known={} if known is None or first > known.head else tx.log.entry_digests(known.node_id, first, last),
+        after=None
+        if body.after is None
+        else judge_position(first - 1, body.after, tx.log.chain_facts(pipeline, node, first - 1)),
+        resync=known is not None and known.resync,
     )
     decision = decide_order(facts)
     kept: dict[int, Checkpoint] = {}
     if isinstance(decision, Accept) and known is not None:
         kept = tx.log.checkpoints(known.node_id)
-        decision = decide_commit(facts, absent=_missing(tx.log, body, decision.first_new, kept))
+        decision = decide_commit(facts, absent=_missing(tx.log, body, decision.first_new, kept, foreign))
     match decision:
-        case Accept(first_new=first_new):
+        case Accept(first_new=first_new, lost_from=lost_from):
             assert known is not None  # noqa: S101 - a commit without a lease is not accepted
-            new = [pair for pair in zip(body.epochs, digests, strict=True) if pair[0].epoch >= first_new]
-            tx.log.add_epochs(pipeline, known.node_id, new, body.generation, now_us=tx.now_us)
+            new: list[ChainedEntry] = []
+            chain = known.head_chain if lost_from is None else body.after or CHAIN_START
+            for entry, digest in zip(body.epochs, digests, strict=True):
+                if entry.epoch >= first_new:
+                    chain = chained(chain, digest)
+                    new.append(ChainedEntry(entry, digest, chain))
+            _check_new_streams(tx, pipeline, node, known.node_id, {name for one in new for name in one.entry.streams})
+            tx.log.add_epochs(pipeline, known.node_id, new, body.generation, now_us=tx.now_us, lost_from=lost_from)
+            if lost_from is not None:
+                _events.warning(
+                    "epochs lost", extra={"pipeline": pipeline, "node": node, "first": lost_from, "last": first_new - 1}
+                )
             if body.checkpoint is not None:
                 replaced = sorted(kept)[: len(kept) + 1 - CHECKPOINTS_KEPT]
                 tx.log.add_checkpoint(known.node_id, body.checkpoint, replaced=[kept[epoch] for epoch in replaced])
-            tx.changed.update(("stream", pipeline, name) for entry, _ in new for name in entry.streams)
+            tx.changed.update(("stream", pipeline, name) for one in new for name in one.entry.streams)
             tx.epochs += len(new)
-            return Committed(head=last)
+            return Committed(head=last, chain=chain)
         case AlreadyDone():
-            return Committed(head=facts.head, already=True)
+            assert known is not None  # noqa: S101 - without a node nothing is there
+            return Committed(head=known.head, chain=known.head_chain, already=True)
         case _:
             raise _rejection(decision, pipeline, node, facts)
+
+
+def save_health(tx: Transaction, pipeline: str, node: str, health: Health) -> None:
+    """Keep the newest report of a node that has had a lease."""
+    if not tx.log.save_health(pipeline, node, health, now_us=tx.now_us):
+        raise Rejection(
+            "not_found",
+            f"pipeline {pipeline} on node {node} has no lease at this hub, so it has no health. Request one.",
+        )
+
+
+def save_position(tx: Transaction, pipeline: str, consumer: str, position: ConsumerPosition) -> None:
+    """Register a consumer, and advance its positions, which were checked before (`check_positions`)."""
+    if not tx.log.has_consumer(pipeline, consumer):
+        where = f"consumer {consumer} of pipeline {pipeline}"
+        remedy = "Remove those that are gone for good: fordstone hub forget consumer"
+        of_pipeline, in_all = tx.log.count_consumers(pipeline) + 1, tx.log.count_consumers(None) + 1
+        _check_limit(where, of_pipeline, tx.limits.consumers_per_pipeline, "consumers of a pipeline", remedy)
+        _check_limit(where, in_all, tx.limits.consumers, "consumers", remedy)
+    tx.log.save_position(pipeline, consumer, position, now_us=tx.now_us)
 
 
 def head(log: LogReader, pipeline: str, node: str) -> Head:
     """Return a node's newest epoch; epoch 0 if the node is unknown."""
     known = log.node(pipeline, node)
     if known is None:
-        return Head()
-    return Head(epoch=known.head, digest=known.head_digest, generation=known.generation)
+        return Head(log_id=log.log_id(), former_logs=log.former_logs())
+    return Head(
+        epoch=known.head,
+        chain=known.head_chain,
+        generation=None if known.start is None else known.generation,
+        log_id=log.log_id(),
+        former_logs=log.former_logs(),
+        resync=known.resync,
+    )
 
 
 def newest_checkpoint(log: LogReader, pipeline: str, node: str) -> Checkpoint:
@@ -136,25 +244,172 @@ def newest_checkpoint(log: LogReader, pipeline: str, node: str) -> Checkpoint:
     return kept[max(kept)]
 
 
-def stream_page(log: LogReader, pipeline: str, stream: str, *, after: int, limit: int) -> StreamPage:
-    """Return whole commits after `after`, about `limit` epochs, at least one commit if there is any."""
-    newest = log.newest_seq()
-    if after > newest:
+def stream_nodes(
+    log: LogReader, pipeline: str, stream: str, *, after: int, limit: int, log_id: str | None
+) -> StreamNodes:
+    """Return the nodes with a commit after `after`; all of them to a reader of another log."""
+    own, newest = log.log_id(), log.newest_seq()
+    if log_id not in {None, own}:
+        after = 0
+    elif after > newest:
         raise Rejection(
             "gone",
-            f"the hub's log ends at {newest}, but the request is for commits after {after}. The hub's data was set back: "
-            "read the stream from the start.",
+            f"the hub's log ends at commit {newest}, but commit {after} was read from it: the hub's data was restored from an older copy. "
+            f"Stop the hub, run `fordstone hub restore --data DIR`, and start it again; {RUNBOOK} says what follows.",
         )
-    epochs: list[StreamEpoch] = []
-    size_bytes, more = 0, False
-    for _, group in groupby(log.stream_epochs(pipeline, stream, after=after), key=lambda pair: pair[0].seq):
-        together = list(group)
-        size_bytes += sum(size for _, size in together)
-        if epochs and (len(epochs) + len(together) > limit or size_bytes > PAGE_BYTES_MAX):
-            more = True
+    found = log.stream_nodes(pipeline, stream, after=after, limit=limit + 1)
+    nodes = found[:limit]
+    return StreamNodes(nodes=nodes, next=nodes[-1].seq if nodes else after, more=len(found) > limit, log_id=own)
+
+
+def stream_epochs(log: LogReader, pipeline: str, stream: str, request: EpochsRequest) -> StreamEpochs:
+    """Return the next epochs of nodes, after what a reader has seen of each was compared with the log (rule 24).
+
+    The response is bounded in epochs and bytes, the work in epochs. One node is always in it.
+    """
+    nodes: dict[str, NodeEpochs] = {}
+    room = Room(epochs=PAGE_ENTRIES_MAX if request.listed else PLANNED_EPOCHS_MAX, size_bytes=PAGE_BYTES_MAX)
+    for node, wanted in request.nodes.items():
+        if nodes and room.is_full:
             break
-        epochs += [epoch for epoch, _ in together]
-    return StreamPage(epochs=tuple(epochs), next=epochs[-1].seq if epochs else after, more=more)
+        nodes[node] = _node_epochs(log, pipeline, stream, node, wanted, request, room)
+    return StreamEpochs(nodes=nodes, log_id=log.log_id())
+
+
+@dataclass(slots=True, kw_only=True)
+class Room:
+    """What is left of the bounds of a response."""
+
+    epochs: int
+    size_bytes: int
+
+    @property
+    def is_full(self) -> bool:
+        return self.epochs <= 0 or self.size_bytes <= 0
+
+
+def _node_epochs(
+    log: LogReader, pipeline: str, stream: str, node: str, wanted: EpochRange, request: EpochsRequest, room: Room
+) -> NodeEpochs:
+    facts = log.chain_facts(pipeline, node, wanted.seen.epoch)
+    if wanted.seen.epoch > facts.head and _is_awaited(log, pipeline, node):
+        return NodeEpochs()
+    segments = log.segments(pipeline, stream, node)
+    removed, lost = (0, ()) if segments is None else (segments.removed, log.lost_epochs(segments.node_id))
+    gap = next((gap for gap in lost if gap[1] > wanted.after), None)
+    stopped = _stopped(wanted, facts, removed, gap)
+    if stopped is not None or segments is None:
+        return NodeEpochs(stopped=stopped)
+    after, until = max(wanted.after, removed), NUMBER_MAX if wanted.until is None else wanted.until
+    if gap is not None:
+        until = min(until, gap[0] - 1)
+    find = _listed if request.listed else _planned
+    found = find(log, segments, after, until, request, room)
+    return found if found.first else _passed_over(log, segments, wanted, facts)
+
+
+def _is_awaited(log: LogReader, pipeline: str, node: str) -> bool:
+    """Whether a node may still bring back epochs that a restored log lacks."""
+    known = log.node(pipeline, node)
+    return bool(log.former_logs()) if known is None else known.resync
+
+
+def _listed(
+    log: LogReader, segments: NodeSegments, after: int, until: int, request: EpochsRequest, room: Room
+) -> NodeEpochs:
+    rows, found = 0, list[StreamEpoch]()
+    for entry, size_bytes in log.stream_epochs(segments, after=after, until=until):
+        rows += sum(run.rows for run in entry.runs)
+        if found and (rows > request.rows_max or size_bytes > room.size_bytes or room.epochs <= 0):
+            break
+        found.append(entry)
+        room.epochs -= 1
+        room.size_bytes -= size_bytes
+        if rows >= request.rows_max or len(found) >= request.epochs_max:
+            break
+    if not found:
+        return NodeEpochs()
+    return NodeEpochs(epochs=tuple(found), first=found[0].epoch, end=NodePosition(found[-1].epoch, found[-1].chain))
+
+
+def _planned(
+    log: LogReader, segments: NodeSegments, after: int, until: int, request: EpochsRequest, room: Room
+) -> NodeEpochs:
+    rows, count, first, end = 0, 0, 0, 0
+    for epoch, epoch_rows in log.epoch_rows(segments, after=after, until=until):
+        rows += epoch_rows
+        if count and (rows > request.rows_max or room.epochs <= 0):
+            break
+        first, end, count = first or epoch, epoch, count + 1
+        room.epochs -= 1
+        if rows >= request.rows_max or count >= request.epochs_max:
+            break
+    chain = log.entry_chain(segments.node_id, end) if end else None
+    return NodeEpochs(first=first, end=NodePosition(end, chain or CHAIN_START))
+
+
+def _passed_over(log: LogReader, segments: NodeSegments, wanted: EpochRange, facts: ChainFacts) -> NodeEpochs:
+    """Let a reader of the earliest epochs pass over those that were removed, where none is kept after them."""
+    removed, until = segments.removed, NUMBER_MAX if wanted.until is None else wanted.until
+    if wanted.earliest and wanted.after < removed <= until:
+        chain = facts.head_chain if removed == facts.head else log.entry_chain(segments.node_id, removed)
+        if chain is not None:
+            return NodeEpochs(end=NodePosition(removed, chain))
+    return NodeEpochs()
+
+
+def _stopped(wanted: EpochRange, facts: ChainFacts, removed: int, gap: tuple[int, int] | None) -> NodeStop | None:
+    """Decide whether a reader may not go on with a node. `gap`: the next epochs that were lost with a restored log."""
+    judgement = judge_position(wanted.seen.epoch, wanted.seen.chain, facts)
+    misfit = describe_misfit(judgement, wanted.seen, facts.head)
+    if judgement is PositionJudgement.BEYOND:
+        return NodeStop(code="beyond", reason=misfit)
+    if judgement is PositionJudgement.DIFFERS:
+        return NodeStop(code="differs", reason=misfit)
+    if gap is not None and wanted.after + 1 >= gap[0]:
+        return NodeStop(
+            code="lost",
+            reason=f"epochs {wanted.after + 1} to {gap[1]} of this node were lost when the hub was restored",
+        )
+    if wanted.earliest:
+        return None
+    if wanted.after < removed:
+        first = wanted.after + 1
+        lost = f"epoch {first} of this node is" if first == removed else f"epochs {first} to {removed} of this node are"
+        return NodeStop(code="gone", reason=f"{lost} no longer at the hub, and not all were read")
+    return NodeStop(code="unknown", reason=misfit) if judgement is PositionJudgement.UNKNOWN else None
+
+
+def check_positions(
+    log: LogReader, pipeline: str, position: ConsumerPosition
+) -> tuple[ConsumerPosition, dict[str, dict[str, str]]]:
+    """Divide the positions of a consumer into those of this log, and the others with the reason.
+
+    A position that was in the log stays in it, so this may be asked before the transaction that keeps the positions.
+    """
+    kept: dict[str, dict[str, NodePosition]] = {}
+    refused: dict[str, dict[str, str]] = {}
+    for stream, nodes in position.streams.items():
+        kept[stream] = {}
+        for node, at in nodes.items():
+            facts = log.chain_facts(pipeline, node, at.epoch)
+            judgement = judge_position(at.epoch, at.chain, facts)
+            if judgement is PositionJudgement.FITS:
+                kept[stream][node] = at
+            else:
+                refused.setdefault(stream, {})[node] = describe_misfit(judgement, at, facts.head)
+    return ConsumerPosition(streams=kept), refused
+
+
+def describe_misfit(judgement: PositionJudgement, at: NodePosition, head: int) -> str:
+    """Say why a position is not one of this log."""
+    match judgement:
+        case PositionJudgement.BEYOND:
+            return f"the hub's log of this node ends at epoch {head}, but epoch {at.epoch} was read from it"
+        case PositionJudgement.DIFFERS:
+            return f"the hub's log of this node has other content up to epoch {at.epoch} than what was read from it"
+        case _:
+            return f"the hub no longer keeps what epoch {at.epoch} of this node could be compared with"
 
 
 def position(log: LogReader, pipeline: str, consumer: str) -> ConsumerPosition:
@@ -181,6 +436,12 @@ def publish(tx: Transaction, pipeline: str, control: str, body: ControlPublish) 
         raise Rejection(
             "missing_blobs", "the blob of this version is not at the hub. Upload it first.", missing=tuple(missing)
         )
+    if known.newest == 0:
+        where = f"control table {control} of pipeline {pipeline}"
+        remedy = "Remove pipelines that are gone for good: fordstone hub forget pipeline"
+        of_pipeline, in_all = tx.log.count_controls(pipeline) + 1, tx.log.count_controls(None) + 1
+        _check_limit(where, of_pipeline, tx.limits.controls_per_pipeline, "control tables of a pipeline", remedy)
+        _check_limit(where, in_all, tx.limits.controls, "control tables", remedy)
     version = ControlVersion(
         version=known.newest + 1,
         blob=body.blob,
@@ -206,11 +467,37 @@ def control_page(log: LogReader, pipeline: str, control: str, *, after: int, lim
             f"{after}. The hub's data was set back: read the table from the start.",
         )
     if table is None:
-        return ControlPage(versions=(), newest=0)
+        return ControlPage(versions=(), newest=0, log_id=log.log_id())
     oldest, start = table.oldest or newest + 1, after + 1
     if after == 0 or start < oldest:
         start = max(start, table.snapshot or 0, oldest)
-    return ControlPage(versions=log.control_versions(table.table_id, start=start, limit=limit), newest=newest)
+    return ControlPage(
+        versions=log.control_versions(table.table_id, start=start, limit=limit), newest=newest, log_id=log.log_id()
+    )
+
+
+def _check_new_node(tx: Transaction, pipeline: str, node: str) -> None:
+    where = f"pipeline {pipeline} on node {node}"
+    remedy = "Remove nodes that are gone for good (fordstone hub forget node), or start the hub with a higher"
+    pipelines, nodes = tx.log.count_pipelines_of(node) + 1, tx.log.count_nodes_of(pipeline) + 1
+    _check_limit(where, pipelines, tx.limits.pipelines_per_node, "pipelines of a node", f"{remedy} --pipelines-max")
+    _check_limit(where, nodes, tx.limits.nodes_per_pipeline, "nodes of a pipeline", f"{remedy} --nodes-max")
+
+
+def _check_new_streams(tx: Transaction, pipeline: str, node: str, node_id: int, names: set[str]) -> None:
+    known = tx.log.streams_of(node_id)
+    if names <= known:
+        return
+    where = f"pipeline {pipeline} on node {node}"
+    remedy = "Remove streams that are gone for good (fordstone hub forget stream), or start the hub with a higher --streams-max"
+    _check_limit(where, len(known | names), tx.limits.streams_per_node, "streams of a node", remedy)
+    of_pipeline = tx.log.count_streams_with(pipeline, names - known)
+    _check_limit(where, of_pipeline, tx.limits.streams_per_pipeline, "streams of a pipeline", remedy)
+
+
+def _check_limit(where: str, wanted: int, count_max: int, what: str, remedy: str) -> None:
+    if wanted > count_max:
+        raise Rejection("limit_reached", f"{where}: the hub keeps at most {count_max} {what}. {remedy}.")
 
 
 def _rejection(
@@ -227,7 +514,7 @@ def _rejection(
         case OtherContent(epoch=epoch):
             return Rejection(
                 "other_content",
-                f"{where}: the hub has epoch {epoch} with other content, and what was committed never changes.\n"
+                f"{where}: the epochs up to {epoch} have other content at the hub, and what was committed never changes.\n"
                 "Two nodes have one id, or a state directory was set back: give one another id, or go on from the hub's checkpoint.",
                 next_epoch=facts.head + 1,
             )
@@ -253,9 +540,12 @@ def _rejection(
             assert_never(decision)
 
 
-def _missing(log: LogReader, body: Commit, first_new: int, kept: dict[int, Checkpoint]) -> set[str]:
-    """Find blobs that must be uploaded first. What a kept checkpoint references is stored, and not looked up again."""
-    stored = {run for checkpoint in kept.values() for run in checkpoint.runs()}
+def _missing(
+    log: LogReader, body: Commit, first_new: int, kept: dict[int, Checkpoint], foreign: Container[str]
+) -> set[str]:
+    """Find blobs that must be uploaded first. What a kept checkpoint references is stored, and not looked up again, unless damaged."""
+    damaged = {one.digest for one in log.damaged_blobs()}
+    stored = {run for checkpoint in kept.values() for run in checkpoint.runs() if run.digest not in damaged}
     wanted = [
         run
         for entry in body.epochs
@@ -265,7 +555,8 @@ def _missing(log: LogReader, body: Commit, first_new: int, kept: dict[int, Check
     ]
     if body.checkpoint is not None:
         wanted += body.checkpoint.runs()
-    return _not_stored(log, [run for run in wanted if run not in stored])
+    wanted = [run for run in wanted if run not in stored]
+    return _not_stored(log, wanted) | {run.digest for run in wanted if run.digest in foreign}
 
 
 def _not_stored(log: LogReader, runs: Sequence[RunRef]) -> set[str]:

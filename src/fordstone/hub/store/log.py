@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias, TypeVar
 
+from fordstone.errors import ConfigError
 from fordstone.hub.messages import Rejection
 from fordstone.hub.store.sqlite import LogReader, LogWriter, SqliteStore, StoreFailedError
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
@@ -33,12 +34,41 @@ Key: TypeAlias = tuple[str, str, str]
 """What a long poll waits for: ("stream" or "control", pipeline, name)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLimits:
+    """Maximum numbers of what clients may add to the log by name, so that no token fills it."""
+
+    pipelines_per_node: int = 100
+    """Pipelines that one node, and so one token of a node, may have."""
+    nodes_per_pipeline: int = 10_000
+    streams_per_pipeline: int = 1_000
+    """One node may have a fifth of them, so that no node takes them all."""
+    controls_per_pipeline: int = 1_000
+    controls: int = 10_000
+    """Control tables of all pipelines."""
+    consumers_per_pipeline: int = 100
+    consumers: int = 10_000
+    """Consumers of all pipelines."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"the limit {name} must be at least 1, not {getattr(self, name)}.")
+
+    @property
+    def streams_per_node(self) -> int:
+        return max(1, self.streams_per_pipeline // 5)
+
+
 @dataclass(slots=True, kw_only=True)
 class Transaction:
     """What a job works with."""
 
     log: LogWriter
     now_us: int
+    ran_us: int
+    """How long the hub has run in all its life: unlike `now_us`, nobody sets it. Ages are judged by it."""
+    limits: LogLimits = field(default_factory=LogLimits)
     changed: set[Key] = field(default_factory=set)
     """Filled in by jobs: what listeners are called with."""
     epochs: int = 0
@@ -51,6 +81,14 @@ class _Job:
     outcome: Future[Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Upkeep:
+    """Work on the file itself, which no transaction can do."""
+
+    work: Callable[[SqliteStore], Any]
+    outcome: Future[Any]
+
+
 @dataclass(frozen=True, slots=True)
 class _Failed:
     error: Exception
@@ -60,22 +98,40 @@ class HubLog:
     """Called from any thread. `close` waits for the jobs that were handed in; none is accepted after it."""
 
     def __init__(
-        self, store: SqliteStore, *, clock_us: Callable[[], int], failpoints: Failpoints | None = None
+        self,
+        store: SqliteStore,
+        *,
+        clock_us: Callable[[], int],
+        monotonic_us: Callable[[], int] | None = None,
+        limits: LogLimits | None = None,
+        failpoints: Failpoints | None = None,
     ) -> None:
-        """Take the store over: `close` closes it."""
+        """Take the store over: `close` closes it. `clock_us` may be set while the hub runs, `monotonic_us` never is.
+
+        Without `monotonic_us`, `clock_us` is one that nobody sets.
+        """
         self._store = store
+        self._monotonic_us = monotonic_us or clock_us
+        self._began_us = self._monotonic_us()
+        self._limits = limits or LogLimits()
         self._clock_us = clock_us
         self._failpoints = failpoints or NoFailpoints()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | _Upkeep | None] = queue.SimpleQueue()
         self._mutex = threading.Lock()
         self._closed = False
         self._unrecorded: dict[str, tuple[int, int]] = {}
         self._listeners: list[Callable[[frozenset[Key]], None]] = []
+        with store.snapshot() as log:
+            self._ran_before_us = log.ran_us()
         self._thread = threading.Thread(target=self._write_all, name="hub-log", daemon=True)
         self._thread.start()
 
     def now_us(self) -> int:
         return self._clock_us()
+
+    def ran_us(self) -> int:
+        """Return how long the hub has run in all its life. Every transaction saves it, so no time in the log is later than it."""
+        return self._ran_before_us + max(0, self._monotonic_us() - self._began_us)
 
     def listen(self, listener: Callable[[frozenset[Key]], None]) -> None:
         """Call `listener` on the writing thread with what has changed, after each transaction that changed something."""
@@ -89,13 +145,24 @@ class HubLog:
     def write(self, work: Callable[[Transaction], T]) -> Future[T]:
         """Hand in a job. The future ends when the job is durable, or with `Rejection`."""
         outcome: Future[T] = Future()
-        with self._mutex:
-            if self._closed or self._jobs.qsize() >= WAITING_JOBS_MAX:
-                why = "is stopping" if self._closed else "has too much to write"
-                outcome.set_exception(Rejection("failed", f"the hub {why}. Try again later.", status=503))
-            else:
-                self._jobs.put(_Job(work=work, outcome=outcome))
+        self._hand_in(_Job(work=work, outcome=outcome))
         return outcome
+
+    def shrink(self, pages_max: int) -> Future[None]:
+        """Cut free pages off the file, between two transactions."""
+        return self._upkeep(lambda store: store.shrink(pages_max))
+
+    def empty_wal(self) -> Future[bool]:
+        """Cut the write-ahead log to nothing, between two transactions; False: readers still need a part of it."""
+        return self._upkeep(SqliteStore.empty_wal)
+
+    def restore_reserve(self) -> Future[bool]:
+        """Hold the reserve again if the disk has space for it, between two transactions; return whether it is held."""
+        return self._upkeep(SqliteStore.restore_reserve)
+
+    def has_reserve(self) -> bool:
+        """Whether the disk had space for all writes so far, or has it again."""
+        return self._store.has_reserve()
 
     def read(self, query: Callable[[LogReader], T]) -> T:
         """Run a query in one snapshot. Blocks: not for the event loop."""
@@ -105,7 +172,7 @@ class HubLog:
     def record_blob(self, digest: str, size_bytes: int) -> None:
         """Record a durable blob with the next transaction. If the hub dies before that, the blob is uploaded again."""
         with self._mutex:
-            self._unrecorded[digest] = (size_bytes, self._clock_us())
+            self._unrecorded[digest] = (size_bytes, self.ran_us())
             if len(self._unrecorded) % UNRECORDED_BLOBS_MAX == 0 and not self._closed:
                 self._jobs.put(_Job(work=lambda tx: None, outcome=Future()))  # noqa: ARG005 - a job to have a transaction
 
@@ -115,6 +182,14 @@ class HubLog:
         with self._mutex:
             unrecorded = {digest: self._unrecorded[digest][0] for digest in wanted if digest in self._unrecorded}
         return self.read(lambda log: log.blob_sizes(wanted)) | unrecorded
+
+    def is_damaged(self, digest: str) -> bool:
+        """Whether a blob was found to be damaged, and not stored again since. Blocks."""
+        with self._mutex:
+            if digest in self._unrecorded:
+                return False
+        known = self.read(lambda log: log.blob_at(digest))
+        return known is not None and known.damaged
 
     def size_bytes(self) -> int:
         return self._store.size_bytes()
@@ -126,6 +201,19 @@ class HubLog:
                 self._closed = True
                 self._jobs.put(None)
         self._thread.join()
+
+    def _upkeep(self, work: Callable[[SqliteStore], T]) -> Future[T]:
+        outcome: Future[T] = Future()
+        self._hand_in(_Upkeep(work=work, outcome=outcome))
+        return outcome
+
+    def _hand_in(self, job: _Job | _Upkeep) -> None:
+        with self._mutex:
+            if self._closed or self._jobs.qsize() >= WAITING_JOBS_MAX:
+                why = "is stopping" if self._closed else "has too much to write"
+                job.outcome.set_exception(Rejection("failed", f"the hub {why}. Try again later.", status=503))
+            else:
+                self._jobs.put(job)
 
     def _write_all(self) -> None:
         running = True
@@ -142,11 +230,27 @@ class HubLog:
                     running = False
                 else:
                     jobs.append(job)
-            self._transact([job for job in jobs if job.outcome.set_running_or_notify_cancel()])
+            wanted = [job for job in jobs if job.outcome.set_running_or_notify_cancel()]
+            self._transact([job for job in wanted if isinstance(job, _Job)])
+            for job in wanted:
+                if isinstance(job, _Upkeep):
+                    self._maintain(job)
         self._store.close()
+
+    def _maintain(self, job: _Upkeep) -> None:
+        """Carry out work on the file. Whatever happens, the thread continues."""
+        try:
+            job.outcome.set_result(job.work(self._store))
+        except StoreFailedError as error:
+            job.outcome.set_exception(Rejection("storage", f"the hub could not change its log's file: {error}."))
+        except Exception as error:  # noqa: BLE001 - a bug: the thread must survive it, and the caller gets it
+            _events.exception("hub log failed")
+            job.outcome.set_exception(error)
 
     def _transact(self, jobs: list[_Job]) -> None:
         """Carry jobs out in one transaction, then give each its outcome. Whatever happens, the thread continues."""
+        if not jobs and not self._unrecorded:
+            return
         try:
             outcomes = self._commit(jobs)
         except StoreFailedError as error:
@@ -165,7 +269,8 @@ class HubLog:
         with self._mutex:
             recorded = dict(self._unrecorded)
         with self._store.transaction() as log:
-            tx = Transaction(log=log, now_us=self._clock_us())
+            tx = Transaction(log=log, now_us=self._clock_us(), ran_us=self.ran_us(), limits=self._limits)
+            log.save_ran(tx.ran_us)
             log.record_blobs(recorded)
             outcomes = [_carry_out(tx, job) for job in jobs]
             self._hit(tx, "hub.before-commit")

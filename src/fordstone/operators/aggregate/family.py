@@ -24,7 +24,7 @@ from fordstone.operators.aggregate.running import Combine, EpochCombine, Merging
 from fordstone.operators.base import Combines, Family, Operator, OperatorContext, Stays, keys_text, stream_details
 from fordstone.operators.window.count import CountAggregate
 from fordstone.operators.window.panes import Closing, PaneGrid
-from fordstone.operators.window.session import SessionAggregate
+from fordstone.operators.window.session import ExpiringAggregate, SessionAggregate
 from fordstone.operators.window.sliding import SlidingAggregate
 from fordstone.operators.window.tumbling import WindowAggregate
 from fordstone.plan import plan as p
@@ -106,6 +106,22 @@ def check_allowed_lateness(step: str, window: Window | None, allowed_us: int) ->
         )
 
 
+def check_ttl(step: p.Aggregate, stream: StreamType) -> None:
+    """Refuse to forget keys where windows do so, where there is no time to forget them by, or where there is but one."""
+    if step.window is not None:
+        raise PipelineError(
+            f"step {step.name}: ttl= is for aggregates without a window. A window forgets its keys when it closes. Leave ttl= out."
+        )
+    if not step.keys:
+        raise PipelineError(f"step {step.name}: ttl= forgets keys, and there is none. Leave it out, or use group_by.")
+    if not 0 < (step.ttl_us or 0) < SPAN_MAX_US:
+        raise PipelineError(
+            f"step {step.name}: ttl={human_us(step.ttl_us or 0)} must be longer than zero, and shorter than {human_us(SPAN_MAX_US)}. "
+            "It is how long a key without rows is remembered."
+        )
+    needs_time(step, stream, "ttl=")
+
+
 ROWS_MAX: Final = 2**31
 """The panes of a window lie in one array."""
 
@@ -132,9 +148,9 @@ def rows_of(step: p.Aggregate, types: Types) -> StreamType:
     stream, below = types[step.input], step.merges
     if below is None:
         return stream
-    if isinstance(step.window, Session | Count):
+    if step.needs_rows:
         raise PipelineError(
-            f"step {step.name}: windows of sessions and by count need the rows themselves, not partial rows."
+            f"step {step.name}: sessions, windows by count and ttl= need the rows themselves, not partial rows."
         )
     missing = [name for name in step.keys if name not in stream.schema]
     if not any(name.startswith(ROWS) for name in stream.schema):
@@ -168,6 +184,8 @@ def _aggregated(step: p.Aggregate, stream: StreamType) -> StreamType:
         check_early(step.name, step.window, step.early_us)
     if step.allowed_lateness_us:
         check_allowed_lateness(step.name, step.window, step.allowed_lateness_us)
+    if step.ttl_us is not None:
+        check_ttl(step, stream)
     plain_keys(step.keys, stream.schema)
     columns: dict[str, str | DataType] = key_columns(step.keys, stream.schema)
     if not step.aggregates:
@@ -221,7 +239,7 @@ class AggregateFamily(Family[p.Aggregate]):
     def check(self, step: p.Aggregate, types: Types) -> Derived:
         stream = rows_of(step, types)
         main = _aggregated(step, stream)
-        if step.window is None:
+        if step.window is None and step.ttl_us is None:
             return {p.Input(step.name): main}
         # A step that merges partial rows has no late rows: they were judged and counted where the partial rows were made.
         late = late_rows(step, stream) if step.merges is None else {}
@@ -267,12 +285,17 @@ class AggregateFamily(Family[p.Aggregate]):
         # What changed since the last results is a state of its own, and rows are kept with the time at which their window closes.
         early = [] if step.early_us is None else ["early"]
         allowed = [["allowed lateness", step.allowed_lateness_us]] if step.allowed_lateness_us else []
-        return [*meaning, *early, *allowed]
+        ttl = [] if step.ttl_us is None else [["ttl", step.ttl_us]]
+        return [*meaning, *early, *allowed, *ttl]
 
     def push_down(self, step: p.Aggregate, plan: p.Plan, types: Types) -> Combines | Stays:
         if isinstance(step.window, p.Session):
             return Stays(
                 reason=f"the sessions of {step.name} need the rows themselves: where one ends is known only over all nodes"
+            )
+        if step.ttl_us is not None:
+            return Stays(
+                reason=f"{step.name} forgets silent keys: which rows begin anew is known only over the rows of all nodes"
             )
         if isinstance(step.window, p.Count):
             return Stays(reason=f"the windows of {step.name} count rows in order of time, over all nodes")
@@ -319,10 +342,10 @@ class CombineFamily(Family[p.Combine]):
 def combines(step: p.Aggregate, plan: p.Plan) -> bool:
     """Whether partial rows may be made before the shuffle (rule 9).
 
-    Not for sessions and counts, which need the rows themselves; nor where late rows are read as they came; nor where the
+    Not for sessions, counts and keys that are forgotten, which need the rows themselves; nor where late rows are read as they came; nor where the
     input is partial rows.
     """
-    if step.merges is not None or isinstance(step.window, p.Session | p.Count):
+    if step.merges is not None or step.needs_rows:
         return False
     return not plan.has_late_reader(step.name)
 
@@ -333,6 +356,9 @@ def _of_window(step: p.Aggregate, context: OperatorContext) -> Operator:
     match step.window:
         case None:
             at_barriers = context.plan.guarantee == "exactly_once"
+            if step.ttl_us is not None:
+                fragments = _fragments(step, context)
+                return ExpiringAggregate(fragments, ttl_us=step.ttl_us, at_barriers=at_barriers, state=state)
             return RunningAggregate(partials_of(step, context), combined=combined, at_barriers=at_barriers, state=state)
         case p.Tumbling():
             return WindowAggregate(
@@ -472,6 +498,8 @@ def _shifted(offset_us: int) -> str:
 
 def _kept(step: p.Aggregate) -> str:
     match step.window:
+        case None if step.ttl_us is not None:
+            return f"the rows that wait for time, and one row per key that had rows in the last {human_us(step.ttl_us)}"
         case None:
             return "one row per key" if step.keys else "one row"
         case p.Sliding(size_us=size_us, slide_us=slide_us) if slide_us < size_us:

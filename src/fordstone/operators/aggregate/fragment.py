@@ -97,18 +97,25 @@ class Fragments:
         self, values: pl.DataFrame, *, keys: pl.DataFrame, starts: Numbers, ends: Numbers, windows: Numbers
     ) -> pl.DataFrame:
         """The result rows of merged partial rows. `windows`: a value that identifies a window of its key, the same on every replay."""
-        kept = pl.DataFrame([values.get_column(name) for name in self.values])
-        results = self._partials.finish(_numbered(kept, np.arange(kept.height))).get_columns()[1:]
         times = [
             pl.Series(WINDOW_START, starts).cast(_TIMESTAMP),
             pl.Series(WINDOW_END, ends).cast(_TIMESTAMP),
         ]
-        rows = pl.DataFrame([*(keys.get_column(name) for name in self.keys), *times, *results])
+        rows = pl.DataFrame([*(keys.get_column(name) for name in self.keys), *times, *self._results(values)])
         if not self._with_id:
             return rows
         return rows.with_columns(
             row_ids(self._step, keys.with_columns(pl.Series(FRAGMENT, windows)), self.keys, FRAGMENT)
         )
+
+    def finish_running(self, fragments: pl.DataFrame) -> pl.DataFrame:
+        """The result rows of fragments, without the bounds of a window."""
+        keys = [fragments.get_column(name) for name in self.keys]
+        return pl.DataFrame([*keys, *self._results(fragments)])
+
+    def _results(self, values: pl.DataFrame) -> list[pl.Series]:
+        kept = pl.DataFrame([values.get_column(name) for name in self.values])
+        return self._partials.finish(_numbered(kept, np.arange(kept.height))).get_columns()[1:]
 
 
 def _numbered(frame: pl.DataFrame, numbers: Numbers) -> pl.DataFrame:

@@ -222,6 +222,9 @@ class Merging(Operator):
     def on_barrier(self, moment: Moment) -> Emits:
         return self._aggregate.on_barrier(moment)
 
+    def clock_due_us(self) -> int | None:
+        return self._aggregate.clock_due_us()
+
     def states(self) -> Mapping[str, State]:
         return self._aggregate.states()
 

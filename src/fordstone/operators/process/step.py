@@ -493,6 +493,11 @@ class Process(Operator):
         self._store.evict(settled=True)
         return emits
 
+    def clock_due_us(self) -> int | None:
+        timers_us = self._store.clock_timers_due_us() if self._watermark_us < TIME_MAX_US else None
+        values_us = self._store.clock_values_due_us() if self._stream.time is None else None
+        return min((due_us for due_us in (timers_us, values_us) if due_us is not None), default=None)
+
     # Rows and timers.
 
     def _taken(self, keyed: KeyedRows | None, times: Numbers | None, *, until_us: int) -> Emits:

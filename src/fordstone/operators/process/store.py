@@ -170,6 +170,10 @@ class _TimedTable:
         self.least_us = NEVER_US if least_us is None else least_us
         return keys if keys.height else None
 
+    def due_us(self, after_us: int) -> int | None:
+        """No row is due before this, a span after the least time; None: no row is."""
+        return max(self.least_us, 0) + after_us if len(self.rows) and self.least_us < NEVER_US else None
+
 
 class KeyedStore:
     """The entries of all keys of one operator."""
@@ -314,6 +318,19 @@ class KeyedStore:
             if keys is not None:
                 for entry in self.entries(keys.unique()):
                     entry.cells[place].drop(until_us)
+
+    def clock_timers_due_us(self) -> int | None:
+        """When the first timer by the clock is due, or earlier; None: there is none. Called after `write_back`."""
+        return self._clocks.due_us(0)
+
+    def clock_values_due_us(self) -> int | None:
+        """When the first value outlives its ttl by the clock, or earlier; None: none does. Called after `write_back`."""
+        timed = [
+            table.due_us(kind.ttl_us)
+            for kind, table in zip(self._kinds, self._tables, strict=True)
+            if kind.ttl_us is not None and kind.by_clock
+        ]
+        return min((due_us for due_us in timed if due_us is not None), default=None)
 
     # Back into the tables.
 

@@ -12,6 +12,8 @@ lies in a table. One row per key is enough: a session begins at a turn by which 
 touches the open session: both its time and the session's last row lie less than the gap before its turn, and not after it.
 No fragments are made before the shuffle: one that idleness overtook in part could no longer be taken apart.
 
+A running aggregate that forgets silent keys (`ttl=`) is the same: of each key the newest session, emitted while it is open.
+
 Timers say which open sessions may be due, so that a watermark costs what it closes and not what is open. Invariants: the turns of fragments in
 the buffer are at the watermark or after it; sessions in the table began before it and are not due; every session in the table has
 one timer, not after it is due. Timers are made from the table after a restore.
@@ -20,21 +22,44 @@ one timer, not after it is due. Timers are made from the table after a restore.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.polars.times import microseconds
 from fordstone.operators.aggregate.fragment import FIRST, LAST, Fragments
-from fordstone.operators.base import ROW_WATERMARK, Emit, Emits, Moment, Operator, late_emit
+from fordstone.operators.base import OP, ROW_WATERMARK, UPSERT, Emit, Emits, Moment, Operator, late_emit
 from fordstone.operators.row_order import Numbers, key_expressions, keyed
 from fordstone.state.base import FOUND, State, StateBackend, Timeline
 
 _DUE: Final = "__due"
 _TURN: Final = "__turn"
 """By what fragments are ordered: the time of the first row, or its watermark where that is more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Advanced:
+    """The sessions of the keys that a watermark concerned, those of one key in order of time."""
+
+    sessions: pl.DataFrame
+    of_key: Numbers
+    """The number of each session's key."""
+    is_open: npt.NDArray[np.bool_]
+    grown: Numbers
+    """The numbers of keys that had new rows."""
+
+    def closed(self) -> pl.DataFrame:
+        return self.sessions[np.flatnonzero(~self.is_open)]
+
+    def newest(self) -> pl.DataFrame:
+        """The last session of each key that had new rows."""
+        last: Numbers = np.zeros(int(self.of_key.max(initial=-1)) + 1, dtype=np.int64)
+        last[self.of_key] = np.arange(self.of_key.size)
+        return self.sessions[last.take(self.grown)]
 
 
 class SessionAggregate(Operator):
@@ -52,6 +77,10 @@ class SessionAggregate(Operator):
         self._open = state.table(self._key, schema=self._fragments.schema)
         self._timers: Timeline | None = None
         self._watermark_us = TIME_MIN_US + 1
+        none = np.zeros(0, dtype=np.int64)
+        self._nothing = _Advanced(
+            sessions=pl.DataFrame(schema=fragments.schema), of_key=none, is_open=none.astype(np.bool_), grown=none
+        )
 
     def on_batch(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         """Make fragments of rows. Rows without a time are late. Rows that idleness overtook have the operator's watermark."""
@@ -82,11 +111,16 @@ class SessionAggregate(Operator):
         self._waiting.add(fragments.select(*self._columns, turn))
 
     def on_watermark(self, watermark_us: int) -> Emits:
+        closed = self._advance(watermark_us).closed()
+        return [Emit(self._finished(closed))] if closed.height else []
+
+    def _advance(self, watermark_us: int) -> _Advanced:
+        """Take the rows that the watermark has passed, and forget the sessions that it has closed."""
         self._watermark_us = watermark_us
         timers = self._made_timers() if self._timers is None else self._timers
         begun, rung = self._waiting.release(watermark_us), timers.close(watermark_us)
         if not begun.height and not rung.height:
-            return []
+            return self._nothing
         both = pl.concat([frame[self._key] for frame in (begun, rung) if frame.height], rechunk=True)
         at = keyed(both, key_expressions(self._key))
         of_row = at.by_row(at.key_numbers())
@@ -109,8 +143,7 @@ class SessionAggregate(Operator):
         # A session that was open and whose timer has not come has it still.
         unarmed = (rings | ~was_open)[open_keys]
         timers.add(self._due(still[np.flatnonzero(unarmed)]))
-        closed = sessions[np.flatnonzero(~is_open)]
-        return [Emit(self._finished(closed))] if closed.height else []
+        return _Advanced(sessions=sessions, of_key=of_key, is_open=is_open, grown=np.unique(of_row[: begun.height]))
 
     def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
         return []
@@ -178,6 +211,35 @@ class SessionAggregate(Operator):
         ends = closed.get_column(LAST).to_numpy() + self._gap_us
         starts = closed.get_column(FIRST).to_numpy()
         return self._fragments.finish(closed, keys=closed, starts=starts, ends=ends, windows=ends)
+
+
+class ExpiringAggregate(SessionAggregate):
+    """One row per key over its rows since it was last silent for the gap, emitted again when it has changed (rule 15).
+
+    Rows count when the watermark has passed them, so that it does not depend on batches which of them begin anew.
+    """
+
+    def __init__(self, fragments: Fragments, *, ttl_us: int, at_barriers: bool, state: StateBackend) -> None:
+        """`at_barriers`: as of `RunningAggregate`."""
+        super().__init__(fragments, gap_us=ttl_us, state=state)
+        self._at_barriers = at_barriers
+        self._changed: list[pl.DataFrame] = []
+
+    def on_watermark(self, watermark_us: int) -> Emits:
+        newest = self._advance(watermark_us).newest()
+        if newest.height:
+            self._changed.append(newest)
+        return [] if self._at_barriers else self._emit_changed()
+
+    def on_barrier(self, moment: Moment) -> Emits:  # noqa: ARG002 - results do not wait for the clock
+        return self._emit_changed()
+
+    def _emit_changed(self) -> Emits:
+        if not self._changed:
+            return []
+        changed, self._changed = pl.concat(self._changed), []
+        newest = changed.unique(self._key, keep="last", maintain_order=True)
+        return [Emit(self._fragments.finish_running(newest).with_columns(pl.lit(UPSERT).alias(OP)))]
 
 
 def _greatest_so_far(values: Numbers, keys: Numbers) -> Numbers:

@@ -73,6 +73,9 @@ class WindowAggregate(Operator):
         self._open = state.timeline(partials.state_key, time_column=self._first, merge_rows=self._merge_rows)
         self._early = self._names(state)
         """What changed since the last early results; without such, always empty and no part of the state."""
+        self._early_waits = early_us is not None
+        """Whether there may be something in it."""
+        self._early_due_us: int | None = None
         self._corrected = self._names(state)
         """What changed since the last barrier in windows that had a result by then; likewise, without allowed lateness."""
         self._watermark_us = TIME_MIN_US
@@ -132,8 +135,14 @@ class WindowAggregate(Operator):
             self._shown_us = self._watermark_us
         if self._early_us is not None and moment.passes(self._early_us):
             found.append(self._changed(self._early.drain(), self._watermark_us, TIME_MAX_US))
+            self._early_waits = False
+        if self._early_us is not None:
+            self._early_due_us = (moment.now_us // self._early_us + 1) * self._early_us
         rows = [frame for frame in found if frame.height]
         return [Emit(_upserts(self._finish(pl.concat(rows))))] if rows else []
+
+    def clock_due_us(self) -> int | None:
+        return self._early_due_us if self._early_waits else None
 
     def states(self) -> Mapping[str, State]:
         found: dict[str, State] = {"windows": self._open}
@@ -177,6 +186,7 @@ class WindowAggregate(Operator):
         last = self._grid.last(pl.col(END)) + self._closing.allowed_us
         names = partials.select(*self._named, after.alias(ROW_WATERMARK), last.alias(LAST))
         if self._early_us is not None:
+            self._early_waits = True
             self._early.add(names)
         if self._closing.allowed_us and self._grid.first(int(names.get_column(END).min())) <= self._shown_until():  # type: ignore[arg-type]  # an Int64 without nulls
             self._corrected.add(names.filter(self._grid.first(pl.col(END)) <= self._shown_until()))

@@ -24,7 +24,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import ArrayType, MapType, StructType
 
-from fordstone.epochs.run_file import decode_run, encode_run
+from fordstone.epochs.run_file import encode_run
+from fordstone.epochs.untrusted import decode_untrusted
 from fordstone.errors import ConfigError, SchemaError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import client_of, retry
@@ -224,7 +225,7 @@ def publish(
     refs = [ref for task in tasks for ref in task.refs]
     if not refs and not replace:
         return None
-    frames = [decode_run(retry(lambda ref=ref: client.read_blob(ref)), ref) for ref in refs]  # type: ignore[misc]
+    frames = [decode_untrusted(retry(lambda ref=ref: client.read_blob(ref)), ref) for ref in refs]  # type: ignore[misc]
     rows = pl.concat(frames or [rows_of([pa.RecordBatch.from_pylist([], schema=arrow_columns(schema))], schema)])
     publisher = setting.publisher()
     return retry(lambda: publisher.publish(rows, owner=owner, batch=batch, replace=replace))

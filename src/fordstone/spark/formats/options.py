@@ -34,7 +34,8 @@ def address_of(options: Options) -> HubAddress:
         raise ConfigError(
             f"which hub? Set option 'hub' (https://hub.example:7411), or {HUB_VARIABLE} in the driver's environment."
         )
-    return HubAddress(url=url, token=_token(options), ca=options.get("ca"))
+    direct = flag(options, "directBlobs", default=True)
+    return HubAddress(url=url, token=_token(options), ca=options.get("ca"), direct=direct)
 
 
 def _token(options: Options) -> str | None:

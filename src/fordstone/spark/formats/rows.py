@@ -1,4 +1,6 @@
-"""Rows of runs as Spark takes them: Arrow IPC in, record batches of one exact schema out. No pandas, no Python objects.
+"""Rows of runs as Spark takes them: runs in, record batches of one exact schema out. No pandas, no Python objects.
+
+Runs come from holders of tokens, so `epochs.untrusted` decodes them, as everywhere.
 
 Invariants: every value is the stored one, nulls and NaNs included, or the cast fails; only requested columns of a compressed
 run are decompressed; batches are neither tiny nor huge, however the runs are cut.
@@ -10,18 +12,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import polars as pl
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from fordstone.errors import DamagedError, SchemaError
+from fordstone.epochs.ipc import FILE_MAGIC
+from fordstone.epochs.untrusted import check_run, decode_untrusted
+from fordstone.errors import RejectedRunError, SchemaError
+from fordstone.state.base import RunRef
 
 BATCH_ROWS_MIN: Final = 1 << 16
 """Smaller batches are joined: each costs a message to the JVM."""
 BATCH_ROWS_MAX: Final = 1 << 18
 BATCH_BYTES: Final = 32 << 20
 """A batch of this size is sent, however few its rows."""
-_FILE_MAGIC: Final = b"ARROW1"
 _WIDER: Final = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -34,18 +39,16 @@ _DIGITS_MAX: Final = 38
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRows:
-    """The bytes of one run, and the columns that have one value for all its rows."""
+    """The rows of one run, and the columns that have one value for all of them."""
 
-    data: bytes
+    frame: pl.DataFrame
     where: str
     """For messages: where the run comes from."""
     constants: Mapping[str, pa.Scalar] = field(default_factory=dict)
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The one Arrow type that Spark takes for values of this type: no views, large types, dictionaries or nanoseconds."""
-    if pa.types.is_dictionary(kind):
-        return plain_type(kind.value_type)
+    """The one Arrow type that Spark takes for values of this type: no views, large types or nanoseconds."""
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     if (
@@ -94,23 +97,50 @@ def check_metadata(columns: StructType, metadata: StructType) -> None:
         )
 
 
-def stored_columns(data: bytes) -> pa.Schema:
-    """The columns of a run, without its rows."""
-    with _reader(data, None) as reader:
-        return reader.schema
+def stored_columns(data: bytes, ref: RunRef) -> pa.Schema:
+    """The columns of a run, without its rows. `data` has the digest of `ref`."""
+    check_run(data, ref)
+    source = pa.BufferReader(data)
+    try:
+        return (pa.ipc.open_file(source) if data.startswith(FILE_MAGIC) else pa.ipc.open_stream(source)).schema
+    except (pa.ArrowInvalid, OSError) as error:
+        raise RejectedRunError(f"the columns of run {ref.digest[:12]}… cannot be read: {error}.") from error
+
+
+def decode_rows(
+    data: bytes, ref: RunRef, target: pa.Schema, *, where: str, constants: Mapping[str, pa.Scalar]
+) -> RunRows:
+    """The rows of a run, of which only the columns of the target are decoded.
+
+    Raises:
+        SchemaError: The run lacks a column.
+        RejectedRunError: The run is not what it must be.
+    """
+    wanted = [column.name for column in target if column.name not in constants]
+    try:
+        there = check_run(data, ref).columns
+        missing = [name for name in wanted if name not in there]
+        if missing:
+            raise SchemaError(
+                f"{where} has no column {', '.join(map(repr, missing))}; it has {', '.join(there)}. "
+                "Read it with a schema of columns that all epochs have: .schema(...)."
+            )
+        frame = decode_untrusted(data, ref, dict.fromkeys(wanted or there[:1]))
+    except RejectedRunError as error:
+        raise RejectedRunError(f"{where}: {error}") from error
+    return RunRows(frame=frame, where=where, constants=constants)
 
 
 def record_batches(runs: Iterable[RunRows], target: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of the runs in order, as batches of exactly these columns.
 
     Raises:
-        SchemaError: A run lacks a column, or has values that do not fit its type.
-        DamagedError: A run is no Arrow IPC.
+        SchemaError: A run has values that do not fit the type of their column.
     """
     held: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for run in runs:
-        for stored in _stored_batches(run, target):
+        for stored in run.frame.to_arrow(compat_level=pl.CompatLevel.newest()).to_batches():
             if not stored.num_rows:
                 continue
             held.append(_exact(stored, run, target))
@@ -147,9 +177,6 @@ def _exact(stored: pa.RecordBatch, run: RunRows, target: pa.Schema) -> pa.Record
 
 def _cast(values: pa.Array, column: pa.Field, run: RunRows) -> pa.Array:
     try:
-        if isinstance(values, pa.DictionaryArray):
-            # Arrow cannot take from views.
-            values = values.dictionary.cast(plain_type(values.type)).take(values.indices)
         return values.cast(column.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaError(
@@ -160,38 +187,3 @@ def _cast(values: pa.Array, column: pa.Field, run: RunRows) -> pa.Array:
 
 def _repeated(value: pa.Scalar, rows: int, column: pa.Field) -> pa.Array:
     return pa.repeat(value.cast(column.type), rows)
-
-
-def _stored_batches(run: RunRows, target: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The run's batches with the columns of the target; others are not decoded."""
-    wanted = [column.name for column in target if column.name not in run.constants]
-    there = stored_columns(run.data)
-    missing = [name for name in wanted if there.get_field_index(name) < 0]
-    if missing:
-        raise SchemaError(
-            f"{run.where} has no column {', '.join(map(repr, missing))}; it has {', '.join(there.names)}. "
-            "Read it with a schema of columns that all epochs have: .schema(...)."
-        )
-    if not wanted:
-        wanted = there.names[:1]
-    with _reader(run.data, sorted(there.get_field_index(name) for name in wanted)) as reader:
-        try:
-            if isinstance(reader, pa.ipc.RecordBatchFileReader):
-                for number in range(reader.num_record_batches):
-                    yield reader.get_batch(number)
-            else:
-                yield from reader
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DamagedError(f"{run.where} has the right digest but cannot be read: {error}.") from error
-
-
-def _reader(data: bytes, fields: list[int] | None) -> pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader:
-    # Tasks share the machine's cores already.
-    options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
-    source = pa.BufferReader(data)
-    try:
-        if data.startswith(_FILE_MAGIC):
-            return pa.ipc.open_file(source, options=options)
-        return pa.ipc.open_stream(source, options=options)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DamagedError(f"a run has the right digest but is no Arrow IPC: {error}.") from error

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -28,11 +30,29 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from fordstone.connectors.base import system_clock_us
 from fordstone.errors import HubAwayError, SchemaError, SourceError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import client_of
-from fordstone.hub.client.reader import Gap, StreamIndex, StreamReader, declared_us, find_gaps, is_finished
-from fordstone.hub.messages import StreamEpoch
+from fordstone.hub.client.reader import (
+    BACK_OFF,
+    NOWHERE,
+    EpochBuffer,
+    Pauses,
+    StreamFacts,
+    StreamReader,
+    declared_us,
+    is_finished,
+)
+from fordstone.hub.messages import (
+    NUMBER_MAX,
+    PAGE_ENTRIES_MAX,
+    EpochRange,
+    NodeEpochs,
+    NodePosition,
+    StreamEpoch,
+    StreamNode,
+)
 from fordstone.lang.choices import check_word
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan.ids import checked_name
@@ -42,6 +62,7 @@ from fordstone.spark.formats.rows import (
     RunRows,
     arrow_columns,
     check_metadata,
+    decode_rows,
     record_batches,
     spark_columns,
     stored_columns,
@@ -56,9 +77,10 @@ TASK_BYTES: Final = 64 << 20
 """A batch has more tasks than the driver's machine has cores if each would have more than this."""
 WAIT_SECONDS: Final = 0.25
 """Timeout of the planner's long poll: a query with nothing to do asks four times per second."""
-EPOCHS_PER_BATCH_MAX: Final = 50_000
-"""Maximum number of entries that the planner holds."""
-GAPS_SHOWN_MAX: Final = 5
+EPOCHS_PER_BATCH_MAX: Final = 20_000
+"""Maximum number of epochs that the planner holds, and that a batch has, unless there are more nodes."""
+Read: TypeAlias = tuple[str, int, RunRef]
+"""A run, with its node and epoch."""
 log = logging.getLogger(__name__)
 
 
@@ -68,12 +90,10 @@ log = logging.getLogger(__name__)
 class Offset(msgspec.Struct, frozen=True, kw_only=True):
     """How far a query has read a stream."""
 
-    nodes: dict[str, int] = {}
-    """The newest epoch of each node that was read."""
+    nodes: dict[str, NodePosition] = {}
+    """The newest epoch of each node that was read, with the chain at it."""
     finished: frozenset[str] = frozenset()
     """The nodes whose newest epoch said that their input had ended: the watermark does not wait for them."""
-    seq: int = 0
-    """The hub's number of a commit: all epochs of commits up to it are read."""
     watermark_us: int = TIME_MIN_US
     """A time that all nodes had reached, finished ones aside."""
 
@@ -99,9 +119,14 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
             "Use a checkpoint location of this query's own."
         )
 
-    def covers(self, other: Offset) -> bool:
-        """Whether everything that the other offset has read is read here too."""
-        return self.seq >= other.seq and all(self.nodes.get(node, 0) >= epoch for node, epoch in other.nodes.items())
+    def at(self, node: str) -> NodePosition:
+        """How far a node was read."""
+        return self.nodes.get(node, NOWHERE)
+
+    @property
+    def epochs(self) -> dict[str, int]:
+        """The newest epoch of each node."""
+        return {node: at.epoch for node, at in self.nodes.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +149,12 @@ class Limit:
         return list(waiting)
 
 
-def next_offset(start: Offset, waiting: Sequence[StreamEpoch], *, read_to: int, limit: Limit) -> Offset:
+def next_offset(start: Offset, waiting: Sequence[StreamEpoch], limit: Limit) -> Offset:
     """The end of the next batch; `start` itself if there is nothing to read.
 
     Args:
         start: The end of the batch before.
-        waiting: All epochs after `start` that the hub has committed up to `read_to`, in the hub's order.
-        read_to: The hub's number of a commit.
+        waiting: Epochs after `start`, of each node the next ones; those that come first are taken first.
         limit: The maximum size of the batch.
     """
     taken = limit.take(waiting)
@@ -138,7 +162,7 @@ def next_offset(start: Offset, waiting: Sequence[StreamEpoch], *, read_to: int, 
         return start
     nodes, finished, times_us = dict(start.nodes), set(start.finished), dict[str, int]()
     for entry in taken:
-        nodes[entry.node] = entry.epoch
+        nodes[entry.node] = NodePosition(entry.epoch, entry.chain)
         (finished.add if is_finished(entry) else finished.discard)(entry.node)
         times_us[entry.node] = max(times_us.get(entry.node, TIME_MIN_US), declared_us(entry))
     # A node without news was no further back than the watermark. A finished one counts only with what it declared before.
@@ -150,109 +174,143 @@ def next_offset(start: Offset, waiting: Sequence[StreamEpoch], *, read_to: int, 
     return Offset(
         nodes=nodes,
         finished=frozenset(finished),
-        seq=max(start.seq, read_to if len(taken) == len(waiting) else waiting[len(taken)].seq - 1),
         watermark_us=max([start.watermark_us, *([min(reached_us)] if reached_us else [])]),
     )
 
 
-def find_lost(start: Offset, end: Offset, found: Iterable[StreamEpoch]) -> list[Gap]:
-    """The epochs of a planned batch that are not among those found."""
-    entries = list(found)
-    lost = find_gaps(start.nodes, entries)
-    newest = {**start.nodes, **{entry.node: entry.epoch for entry in entries}}
-    for node, epoch in sorted(end.nodes.items()):
-        if newest.get(node, 0) < epoch:
-            lost.append(Gap(node=node, first=newest.get(node, 0) + 1, last=epoch))
-    return lost
+def offset_after(newest: Iterable[StreamNode]) -> Offset:
+    """The offset of a query that has read everything."""
+    nodes = list(newest)
+    times_us = [declared_us(one) for one in nodes if not is_finished(one)]
+    return Offset(
+        nodes={one.node: NodePosition(one.epoch, one.chain) for one in nodes},
+        finished=frozenset(one.node for one in nodes if is_finished(one)),
+        watermark_us=min(times_us, default=TIME_MIN_US),
+    )
 
 
 class BatchPlanner:
     """Plans the batches of one query. One thread, in the process beside the driver. Fetches no rows.
 
-    Every call may raise `HubAwayError` and change nothing.
+    It holds one record per node, and at most `EPOCHS_PER_BATCH_MAX` epochs, or one per node. Every call may raise `HubAwayError`; it
+    can then be made again.
     """
 
     def __init__(self, reader: StreamReader, *, fail_on_loss: bool = True) -> None:
         self._reader = reader
         self._fail_on_loss = fail_on_loss
-        self._start = Offset()
-        self._index = StreamIndex()
-        """Everything that was listed after `_start`."""
+        self._facts = StreamFacts()
+        self._buffer = EpochBuffer()
+        self.blobs: str | None = None
 
-    @property
-    def blobs(self) -> str | None:
-        return self._index.blobs
-
-    def newest_commit(self) -> int:
-        after = self._index.after
-        for page in self._reader.pages(after):
-            after = page.next
-        return after
+    def newest_epochs(self) -> dict[str, int]:
+        """The newest epoch of each node that is committed now."""
+        self._update()
+        return {one.node: one.epoch for one in self._facts.all()}
 
     def offset_of_end(self) -> Offset:
-        offset = Offset()
-        for page in self._reader.pages():
-            offset = next_offset(offset, page.epochs, read_to=page.next, limit=Limit())
-        return offset
+        self._update()
+        return offset_after(self._facts.all())
 
-    def plan(self, start: Offset, limit: Limit, *, until: int | None = None, wait_s: float = 0.0) -> Offset:
+    def plan(
+        self, start: Offset, limit: Limit, *, until: Mapping[str, int] | None = None, wait_s: float = 0.0
+    ) -> Offset:
         """The end of the next batch; `start`: there is nothing to read.
 
         Args:
             start: The end of the batch before.
             limit: The maximum size of the batch.
-            until: The number of the last commit to be read.
+            until: The last epoch of each node that is to be read.
             wait_s: Timeout for something to come, if nothing is there.
         """
-        index = self._index_after(start)
-        waiting = index.unread(start.nodes)
-        while index.entries < EPOCHS_PER_BATCH_MAX and (until is None or index.after < until):
-            if len(limit.take(waiting)) < len(waiting):
-                break
-            page = self._reader.page(index.after, wait_s=0.0 if waiting else wait_s)
-            index.add(page)
-            waiting = index.unread(start.nodes)
-            if not page.more:
-                break
-        if until is not None:
-            waiting = [entry for entry in waiting if entry.seq <= until]
-        self._check_lost(find_gaps(start.nodes, waiting))
-        read_to = index.after if until is None else min(index.after, until)
-        return next_offset(start, waiting, read_to=read_to, limit=limit)
+        self._buffer.forget(start.epochs)
+        ranges = self._unread(start, until)
+        if until is None:
+            self._update(wait_s=0.0 if ranges else wait_s)
+            ranges = self._unread(start, until)
+        self._list(ranges, limit)
+        waiting = [entry for node, wanted in ranges.items() for entry in self._held(node, wanted)]
+        # Those that were committed first come first.
+        waiting.sort(key=lambda entry: (entry.seq, entry.node, entry.epoch))
+        return next_offset(start, waiting, limit)
 
     def epochs(self, start: Offset, end: Offset) -> list[StreamEpoch]:
-        """The epochs of a planned batch.
+        """The epochs of a planned batch, the same however often it is planned.
 
         Raises:
-            SourceError: The hub no longer has some of them.
+            SourceError: The hub no longer has some of them, or has others.
         """
-        index, more = self._index_after(start), True
-        while True:
-            found = [entry for entry in index.unread(start.nodes) if entry.epoch <= end.nodes.get(entry.node, 0)]
-            lost = find_lost(start, end, found)
-            if not lost or not more:
-                break
-            page = self._reader.page(index.after)
-            index.add(page)
-            more = page.more or bool(page.epochs)
-        self._check_lost(lost)
+        found: list[StreamEpoch] = []
+        missing: dict[str, EpochRange] = {}
+        for node, last in end.nodes.items():
+            wanted = self._range(start.at(node), until=last.epoch, seen=last)
+            if wanted.after >= last.epoch:
+                continue
+            held = self._held(node, wanted)
+            if held and (held[-1].epoch, held[-1].chain) == (last.epoch, last.chain):
+                found += held
+            else:
+                missing[node] = wanted
+        while missing:
+            answer = self._reader.epochs(missing)
+            self.blobs = answer.blobs
+            for node in answer.nodes.keys() & missing.keys():
+                one, wanted = answer.nodes[node], missing.pop(node)
+                self._check(node, wanted, one)
+                found += one.epochs
+                if not one.epochs and self._fail_on_loss:
+                    raise self._lost(node, f"epochs {wanted.after + 1} to {wanted.until} are missing")
+                if one.epochs and wanted.until is not None and one.end.epoch < wanted.until:
+                    missing[node] = msgspec.structs.replace(wanted, after=one.end.epoch)
         return found
 
-    def _index_after(self, start: Offset) -> StreamIndex:
-        """The index of what follows an offset, and of nothing before it."""
-        if not start.covers(self._start) or start.seq > self._index.after:
-            self._index = StreamIndex(start.seq)
-        self._index.forget(start.nodes)
-        self._start = start
-        return self._index
+    def _update(self, *, wait_s: float = 0.0) -> None:
+        while self._reader.update(self._facts, wait_s=wait_s):
+            wait_s = 0.0
 
-    def _check_lost(self, lost: Sequence[Gap]) -> None:
-        if not lost or not self._fail_on_loss:
-            return
-        shown = "; ".join(f"node {gap.node}: {gap.first} to {gap.last}" for gap in lost[:GAPS_SHOWN_MAX])
-        raise SourceError(
-            f"the hub no longer has epochs of {self._reader.title} that this query has not read "
-            f"({shown}{'; ...' if len(lost) > GAPS_SHOWN_MAX else ''}). "
+    def _unread(self, start: Offset, until: Mapping[str, int] | None) -> dict[str, EpochRange]:
+        """The nodes that have epochs after an offset."""
+        ends = self._facts.all() if until is None else [one for one in self._facts.all() if one.node in until]
+        found: dict[str, EpochRange] = {}
+        for newest in ends:
+            at, end = start.at(newest.node), newest.epoch if until is None else until[newest.node]
+            # A log that ends before what was read, or there with other content: the hub says what that means.
+            if end > at.epoch or newest.epoch < at.epoch or (newest.epoch == at.epoch and newest.chain != at.chain):
+                found[newest.node] = self._range(at, until=None if until is None else end, seen=at)
+        return found
+
+    def _range(self, at: NodePosition, *, until: int | None, seen: NodePosition) -> EpochRange:
+        # A query begins with the earliest epochs that the hub keeps.
+        earliest = at.epoch == 0 or not self._fail_on_loss
+        return EpochRange(after=at.epoch, until=until, seen=seen, earliest=earliest)
+
+    def _list(self, ranges: Mapping[str, EpochRange], limit: Limit) -> None:
+        """List epochs of the nodes of which none is held."""
+        left = {node: one for node, one in ranges.items() if not self._buffer.has(node, one.after, one.until)}
+        epochs_max = max(1, min(PAGE_ENTRIES_MAX, EPOCHS_PER_BATCH_MAX // max(1, len(ranges))))
+        rows_max = NUMBER_MAX if limit.rows is None else limit.rows
+        while left and self._buffer.count < max(EPOCHS_PER_BATCH_MAX, len(ranges)):
+            answer = self._reader.epochs(left, rows_max=rows_max, epochs_max=epochs_max)
+            self.blobs = answer.blobs
+            for node in answer.nodes.keys() & left.keys():
+                one, wanted = answer.nodes[node], left.pop(node)
+                self._check(node, wanted, one)
+                self._buffer.put(node, wanted.after, one.epochs)
+
+    def _held(self, node: str, wanted: EpochRange) -> list[StreamEpoch]:
+        return self._buffer.epochs_after(
+            node, wanted.after, NUMBER_MAX, until=wanted.until, epochs_max=EPOCHS_PER_BATCH_MAX
+        )
+
+    def _check(self, node: str, wanted: EpochRange, one: NodeEpochs) -> None:
+        if one.stopped is not None:
+            if one.stopped.code == "gone":
+                raise self._lost(node, one.stopped.reason)
+            raise self._reader.stopped(node, wanted.after, one.stopped)
+
+    def _lost(self, node: str, reason: str) -> SourceError:
+        return SourceError(
+            f"the hub no longer has epochs of {self._reader.title} that this query has not read (node {node}: {reason}). "
             "All consumers that the hub knows had passed them. To continue with what is there: option 'failOnDataLoss' = 'false'. To "
             "make the hub keep what this query has not read: option 'consumer' with a name of its own."
         )
@@ -299,10 +357,18 @@ class StreamSetting:
 class RunShare(InputPartition):
     """The runs that one task reads, each with its node and epoch."""
 
-    def __init__(self, reads: Sequence[tuple[str, int, RunRef]], blobs: str | None) -> None:
+    def __init__(self, reads: Sequence[Read], blobs: str | None) -> None:
         super().__init__(None)
         self.reads = tuple(reads)
         self.blobs = blobs
+
+
+class EpochShare(InputPartition):
+    """The epochs that one task of a batch job lists and reads: node, and after which epoch up to which."""
+
+    def __init__(self, ranges: Sequence[tuple[str, int, int]]) -> None:
+        super().__init__(None)
+        self.ranges = tuple(ranges)
 
 
 class HubSource(DataSource):
@@ -324,7 +390,7 @@ class HubSource(DataSource):
                 '.schema("device string, temp double").'
             )
         entry, blobs = example
-        columns = spark_columns(stored_columns(reader.blob(entry.runs[-1], reader.title, blobs)))
+        columns = spark_columns(stored_columns(reader.blob(entry.runs[-1], reader.title, blobs), entry.runs[-1]))
         if not setting.metadata:
             return columns
         check_metadata(columns, METADATA)
@@ -345,13 +411,20 @@ class HubBatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """One share of the runs per task."""
-        pages = list(self._setting.reader().pages())
-        return list(_shares(self._setting, [entry for page in pages for entry in page.epochs], pages[-1].blobs))
+        """One share of the epochs per task, which lists them itself: there may be millions."""
+        nodes = self._setting.reader().facts().all()
+        tasks = _tasks(self._setting, sum(one.size_bytes for one in nodes))
+        pieces = epoch_pieces(nodes, tasks)
+        return [EpochShare([piece[:3] for piece in share]) for share in balance(pieces, tasks, lambda piece: piece[3])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, RunShare):
-            yield from _rows(self._setting, self._schema, partition)
+        if not isinstance(partition, EpochShare):
+            raise TypeError(f"{partition!r} is not a share of a batch job")
+        reader = self._setting.reader()
+        for node, after, until in partition.ranges:
+            found = reader.epochs_between({node: EpochRange(after=after, until=until, earliest=True)})
+            reads = ((read, blobs) for entry, blobs in found for read in reads_of([entry]))
+            yield from _rows(self._setting, self._schema, reads)
 
 
 class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -361,12 +434,16 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._setting = setting
         self._schema = schema
         self._planner: BatchPlanner | None = None
-        self._until: int | None = None
+        self._until: dict[str, int] | None = None
+        """With the trigger AvailableNow, the last epoch of each node that is read."""
+        self._pauses: Pauses | None = None
         self._registered = False
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Before everything that the hub keeps, or after it. Called for a new checkpoint only."""
-        return (self._plans().offset_of_end() if self._setting.latest else Offset()).to_json()
+        if not self._setting.latest:
+            return Offset().to_json()
+        return self._setting.reader().retry(self._plans().offset_of_end).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """The options, as far as Spark has classes for them: `latestOffset` keeps to all of them."""
@@ -377,7 +454,7 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read only what is committed now. If the hub stays away, the query fails, since it would end with nothing done."""
-        self._until = self._plans().newest_commit()
+        self._until = self._setting.reader().retry(self._plans().newest_epochs)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The end of the next batch; the start itself: nothing to do, or the hub is away."""
@@ -385,11 +462,17 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         allowed = self._limit(limit)
         if self._until is not None:
             return self._setting.reader().retry(lambda: self._latest(offset, allowed)).to_json()
+        pauses = self._pauses = self._pauses or Pauses(BACK_OFF, clock_us=system_clock_us, chance=random.random)
+        if pauses.pausing:
+            return offset.to_json()
         try:
-            return self._latest(offset, allowed).to_json()
+            latest = self._latest(offset, allowed).to_json()
         except HubAwayError as error:
             log.warning("hub away", extra={"problem": str(error)})
+            pauses.failed(error)
             return offset.to_json()
+        pauses.succeeded()
+        return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One share of the batch per task. After a restart the batch may have been planned by the previous run."""
@@ -400,7 +483,7 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, RunShare):
             raise TypeError(f"{partition!r} is not a share of a batch")
-        yield from _rows(self._setting, self._schema, partition)
+        yield from _rows(self._setting, self._schema, ((read, partition.blobs) for read in partition.reads))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Report to the hub, if the query has a consumer name, that it will never ask for these epochs again."""
@@ -417,9 +500,12 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._setting.consumer is None:
             return True
         try:
-            self._setting.reader().acknowledge(self._setting.consumer, offset.nodes)
+            refused = self._setting.reader().acknowledge(self._setting.consumer, offset.nodes)
         except HubAwayError:
             return False  # the next call reports more
+        for node, reason in refused.items():
+            # Planning the next batch finds the same, and fails.
+            log.warning("hub refused a position", extra={"node": node, "problem": reason})
         return True
 
     def _limit(self, limit: ReadLimit) -> Limit:
@@ -440,30 +526,49 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_planner": None}
+        return self.__dict__ | {"_planner": None, "_pauses": None}
 
 
-def reads_of(entries: Iterable[StreamEpoch]) -> list[tuple[str, int, RunRef]]:
+def epoch_pieces(nodes: Iterable[StreamNode], tasks: int) -> list[tuple[str, int, int, int]]:
+    """The kept epochs of nodes in pieces that can be spread over tasks: node, after which epoch up to which, and about how many bytes."""
+    kept = [one for one in nodes if one.epoch > one.removed]
+    piece_bytes = max(1, sum(one.size_bytes for one in kept) // max(1, tasks))
+    pieces: list[tuple[str, int, int, int]] = []
+    for one in kept:
+        epochs = one.epoch - one.removed
+        count = min(epochs, -(-one.size_bytes // piece_bytes) or 1)
+        bounds = [one.removed + epochs * number // count for number in range(count + 1)]
+        pieces += [(one.node, after, until, one.size_bytes // count) for after, until in pairwise(bounds)]
+    return pieces
+
+
+def reads_of(entries: Iterable[StreamEpoch]) -> list[Read]:
     """The runs of these epochs that have rows."""
     return [(entry.node, entry.epoch, run) for entry in entries for run in entry.runs if run.rows]
 
 
 def _shares(setting: StreamSetting, entries: Sequence[StreamEpoch], blobs: str | None) -> list[RunShare]:
     reads = reads_of(entries)
-    size_bytes = sum(run.size_bytes for _, _, run in reads)
-    tasks = setting.tasks or max(len(os.sched_getaffinity(0)), -(-size_bytes // TASK_BYTES))
+    tasks = _tasks(setting, sum(run.size_bytes for _, _, run in reads))
     shares = balance(reads, tasks, lambda read: read[2].size_bytes)
     return [RunShare(sorted(share, key=lambda read: read[:2]), blobs) for share in shares]
 
 
-def _rows(setting: StreamSetting, schema: StructType, share: RunShare) -> Iterator[pa.RecordBatch]:
-    reader = setting.reader()
+def _tasks(setting: StreamSetting, size_bytes: int) -> int:
+    return setting.tasks or max(len(os.sched_getaffinity(0)), -(-size_bytes // TASK_BYTES))
+
+
+def _rows(
+    setting: StreamSetting, schema: StructType, reads: Iterable[tuple[Read, str | None]]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of runs, each with where blobs can be read directly."""
+    reader, target = setting.reader(), arrow_columns(schema)
 
     def fetched() -> Iterator[RunRows]:
-        for node, epoch, run in share.reads:
+        for (node, epoch, run), blobs in reads:
             where = f"epoch {epoch} of node {node} in stream {setting.stream}"
             constants = {NODE: pa.scalar(node), EPOCH: pa.scalar(epoch)} if setting.metadata else {}
-            data = reader.retry(lambda: reader.blob(run, where, share.blobs))  # noqa: B023 - called at once
-            yield RunRows(data=data, where=where, constants=constants)
+            data = reader.retry(lambda: reader.blob(run, where, blobs))  # noqa: B023 - called at once
+            yield decode_rows(data, run, target, where=where, constants=constants)
 
-    yield from record_batches(fetched(), arrow_columns(schema))
+    yield from record_batches(fetched(), target)

@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from fordstone.epochs.manifest import Manifest, StateRuns, decode_manifest
-from fordstone.epochs.run_file import decode_run, encode_run
+from fordstone.epochs.manifest import Manifest, StateRuns
+from fordstone.epochs.untrusted import decode_untrusted, decode_untrusted_manifest
 from fordstone.errors import ConfigError, PlanMismatchError, SchemaError, SourceError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient, client_of, retry
@@ -31,6 +31,7 @@ from fordstone.spark.formats.rows import (
     RunRows,
     arrow_columns,
     check_metadata,
+    decode_rows,
     record_batches,
     spark_columns,
     stored_columns,
@@ -107,7 +108,7 @@ class StateSource(DataSource):
                 f"state {found[0][1].state} of step {found[0][1].step} has no rows at any node yet, so its columns are not known. "
                 "Read it later, or give the columns: .schema(...)."
             )
-        stored = stored_columns(client.read_blob(run))
+        stored = stored_columns(client.read_blob(run), run)
         found_columns = spark_columns(pa.schema([column for column in stored if column.name != DELETED]))
         if not setting.metadata:
             return found_columns
@@ -136,7 +137,7 @@ class StateReader(DataSourceReader):
         run = next((run for _, runs in found for run in runs.runs), None)
         if run is None:
             return []
-        stored = stored_columns(retry(lambda: client.read_blob(run)))
+        stored = stored_columns(retry(lambda: client.read_blob(run)), run)
         tabular = DELETED in stored.names
         if tabular and any(len(runs.runs) > 1 for _, runs in found):
             self._check_key([manifest for manifest, _ in found], found[0][1], stored)
@@ -155,12 +156,18 @@ class StateReader(DataSourceReader):
             constants = {name: pa.scalar(value) for name, value in zip(METADATA.fieldNames(), values, strict=True)}
         where = f"state {runs.state} of step {runs.step} of node {partition.node} at epoch {partition.epoch}"
 
-        def rows() -> Iterator[RunRows]:
-            stored = (retry(lambda run=run: client.read_blob(run)) for run in runs.runs)  # type: ignore[misc]
-            for data in [self._table(list(stored), runs)] if partition.tabular else stored:
-                yield RunRows(data=data, where=where, constants=constants)
+        target = arrow_columns(self._schema)
 
-        yield from record_batches(rows(), arrow_columns(self._schema))
+        def rows() -> Iterator[RunRows]:
+            stored = ((retry(lambda run=run: client.read_blob(run)), run) for run in runs.runs)  # type: ignore[misc]
+            if partition.tabular:
+                table = self._table([decode_untrusted(*one) for one in stored], runs)
+                yield RunRows(frame=table, where=where, constants=constants)
+                return
+            for data, run in stored:
+                yield decode_rows(data, run, target, where=where, constants=constants)
+
+        yield from record_batches(rows(), target)
 
     def _check_key(self, held: Sequence[Manifest], runs: StateRuns, stored: pa.Schema) -> None:
         setting = self._setting
@@ -184,13 +191,9 @@ class StateReader(DataSourceReader):
                 "pipeline.plan().to_json()."
             )
 
-    def _table(self, stored: Sequence[bytes], runs: StateRuns) -> bytes:
-        frames = [decode_run(data, run) for data, run in zip(stored, runs.runs, strict=True)]
-        # A run has each key once, so a single run needs no merging and no key.
-        table = frames[0].filter(~pl.col(DELETED)) if len(frames) == 1 else self._merge(frames, runs)
-        return bytes(encode_run(table, "none")[1])
-
-    def _merge(self, frames: Sequence[pl.DataFrame], runs: StateRuns) -> pl.DataFrame:
+    def _table(self, frames: Sequence[pl.DataFrame], runs: StateRuns) -> pl.DataFrame:
+        if len(frames) == 1:  # a run has each key once, so a single run needs no merging and no key
+            return frames[0].filter(~pl.col(DELETED))
         if self._setting.plan is None:
             rows = pl.concat(frames).unique(subset=self._setting.key, keep="last", maintain_order=True)
             return rows.filter(~pl.col(DELETED))
@@ -216,7 +219,7 @@ def manifests(setting: StateSetting, client: HubClient) -> list[Manifest]:
     Raises:
         SourceError: There is none.
     """
-    nodes = sorted(info.node for info in client.nodes().nodes if info.pipeline == setting.pipeline)
+    nodes = sorted(info.node for info in client.nodes(pipeline=setting.pipeline).nodes)
     if setting.node is not None:
         nodes = [node for node in nodes if node == setting.node]
     found = []
@@ -224,7 +227,7 @@ def manifests(setting: StateSetting, client: HubClient) -> list[Manifest]:
         checkpoint = client.checkpoint(setting.pipeline, node)
         if checkpoint is not None:
             data = client.read_blob(checkpoint.manifest)
-            found.append(decode_manifest(data, pipeline=setting.pipeline, node=node, epoch=checkpoint.epoch))
+            found.append(decode_untrusted_manifest(data, pipeline=setting.pipeline, node=node, epoch=checkpoint.epoch))
     if not found:
         where = f"node {setting.node}" if setting.node is not None else "any node"
         raise SourceError(

@@ -1,38 +1,52 @@
-"""Our files below a query's checkpoint location, a path or any fsspec URL: identity, cuts, sealed epochs, stop mark.
+"""Our files below a query's checkpoint location, a path or any fsspec URL: identity, epochs, stop mark.
 
 - `query.json`: what the state depends on. It is compared before Spark starts, because Spark would restore the state of a changed
   plan and fail deep inside, or worse (rule 22).
-- `cuts/`: positions of all sources after each micro-batch, one small file per epoch.
-- `sealed/`: the output of an epoch, recorded before the first sink releases it. A batch that Spark runs again need not give the
+- `sealed/`: an epoch and its output, recorded before the first sink releases it. A batch that Spark executes again need not give the
   same rows in the same order, so the first try that ends is the epoch (rule 1); a later one is executed for Spark's state only.
+- `cuts/`: what a micro-batch read and the positions of all sources after it, written after the last sink has released the epoch.
+- `driver.json`: the driver that runs the query, at a URL, where nothing can be locked. The last one that was started is it; one that
+  finds another there stops before it seals.
+- `starts`: how often a driver has started, the generation that sinks compare (rule 18): a driver that still runs elsewhere is refused.
 - `stop`: the process that plans batches begins no further one while it exists; Spark itself can only break a query off.
 
-Invariants: a file is whole when it exists; a sealed record is kept until the next but one epoch is sealed.
+Spark may lose its own logs in a power cut, and plan a batch for the second time: then it is planned from the record here (rule 23).
+
+Invariants: a file is whole when it exists; a sealed record is kept until the next but one epoch is sealed, and a cut for `CUTS_KEPT`
+epochs.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
+from uuid import uuid4
 
 import msgspec
 import polars as pl
 
 from fordstone.connectors.base import Part
 from fordstone.epochs.manifest import Cut
-from fordstone.errors import CheckpointError, DamagedError, PlanMismatchError, StorageError
+from fordstone.errors import CheckpointError, DamagedError, PlanMismatchError, StorageError, StoreLockedError
 from fordstone.operators.dead_letter import DEAD_LETTERS
 from fordstone.protocol.recovery import match_plan
 from fordstone.spark.hosted.packing import decode, encode
+from fordstone.spark.hosted.plan_batches import Work
+from fordstone.spark.hosted.spark_files import spark_files
 from fordstone.storage.remote import open_remote
 
-IDENTITY_VERSION: Final = 1
+IDENTITY_VERSION: Final = 2
 CUTS_KEPT: Final = 200
-_IDENTITY: Final = "fordstone/query.json"
+"""More than the batches whose state Spark keeps (`spark.sql.streaming.minBatchesToRetain`, 100): it cannot go back further than that."""
+IDENTITY_PATH: Final = "fordstone/query.json"
 _CUTS: Final = "fordstone/cuts"
 _SEALED: Final = "fordstone/sealed"
+_STARTS: Final = "fordstone/starts"
 _STOP: Final = "fordstone/stop"
+_DRIVER: Final = "fordstone/driver.json"
 _SPARK_METADATA: Final = "metadata"
 """What Spark writes first of all, into the location of each stream."""
 _SUFFIX: Final = ".json"
@@ -60,6 +74,27 @@ class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The identity of this query as a publisher: random, made with the location."""
 
 
+class DriverMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A driver, as it writes itself down."""
+
+    token: str
+    """Random: one per process."""
+    host: str
+    pid: int
+
+    @classmethod
+    def of_this_process(cls) -> DriverMark:
+        return cls(token=uuid4().hex, host=socket.gethostname(), pid=os.getpid())
+
+
+class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an epoch read. Work and input always give the same cut."""
+
+    work: Work
+    cut: Cut
+    """The positions of the sources after it."""
+
+
 class SealedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What one try at an epoch gave."""
 
@@ -69,8 +104,7 @@ class SealedEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """By sink: parts that its tasks wrote."""
     rows: dict[str, int]
     """By sink: how many rows are kept here for it, for sinks that take no parts."""
-    cut: Cut
-    """The positions of the sources after it."""
+    record: EpochRecord
 
     @property
     def rows_out(self) -> int:
@@ -86,24 +120,39 @@ class QueryFiles:
     root: str
 
     def cut(self, epoch: int) -> Cut:
-        path = _numbered(_CUTS, epoch)
-        found = self._read(path, Cut)
+        found = self.released(epoch)
         if found is None:
             raise CheckpointError(
-                f"the cut of epoch {epoch} is missing ({self._place(path)}), so the positions of its sources are unknown. "
-                "Restore the checkpoint location as a whole, or begin with a new one."
+                f"the cut of epoch {epoch} is missing ({self._place(_numbered(_CUTS, epoch))}), so the positions of its sources are "
+                "unknown. Restore the checkpoint location as a whole, or begin with a new one."
             )
-        return found
+        return found.cut
 
-    def write_cut(self, cut: Cut) -> None:
-        """Keep a cut, durably; one that is there already is replaced by the same."""
-        files = open_remote(self.root)
-        files.put(_numbered(_CUTS, cut.epoch), msgspec.json.encode(cut))
-        if cut.epoch > CUTS_KEPT:
-            files.remove(_numbered(_CUTS, cut.epoch - CUTS_KEPT))
+    def released(self, epoch: int) -> EpochRecord | None:
+        """Return the record of an epoch that all sinks have; None: not all have it, or it is no longer kept."""
+        return self._read(_numbered(_CUTS, epoch), EpochRecord)
+
+    def write_released(self, record: EpochRecord) -> None:
+        """Record, durably, that all sinks have an epoch; a record that is there already is replaced by the same."""
+        files, epoch = open_remote(self.root), record.cut.epoch
+        files.put(_numbered(_CUTS, epoch), msgspec.json.encode(record))
+        if epoch > CUTS_KEPT:
+            files.remove(_numbered(_CUTS, epoch - CUTS_KEPT))
 
     def cut_epochs(self) -> tuple[int, ...]:
         return self._epochs_in(_CUTS)
+
+    def record(self, epoch: int) -> EpochRecord | None:
+        """Return the record of an epoch that was sealed; None: it was not, or is no longer kept."""
+        released = self.released(epoch)
+        if released is not None:
+            return released
+        sealed = self.sealed(epoch)
+        return None if sealed is None else sealed.record
+
+    def newest_record(self) -> int:
+        """Return the newest epoch that has a record; 0: none has."""
+        return max((*self.cut_epochs(), *self._epochs_in(_SEALED)), default=0)
 
     def sealed(self, epoch: int) -> SealedEpoch | None:
         """Return the record of an epoch; None: no try at it has come to its end."""
@@ -137,22 +186,22 @@ class QueryFiles:
 
     def identity(self) -> QueryIdentity | None:
         """Return the identity of the query; None: the location is new."""
-        found = self._read(_IDENTITY, QueryIdentity)
+        found = self._read(IDENTITY_PATH, QueryIdentity)
         if found is not None and found.version != IDENTITY_VERSION:
             raise CheckpointError(
-                f"{self._place(_IDENTITY)} has version {found.version}; this fordstone reads version {IDENTITY_VERSION}."
+                f"{self._place(IDENTITY_PATH)} has version {found.version}; this fordstone reads version {IDENTITY_VERSION}."
             )
         return found
 
     def write_identity(self, identity: QueryIdentity) -> None:
-        open_remote(self.root).put(_IDENTITY, msgspec.json.format(msgspec.json.encode(identity), indent=1))
+        open_remote(self.root).put(IDENTITY_PATH, msgspec.json.format(msgspec.json.encode(identity), indent=1))
 
     def claim(self, wanted: QueryIdentity) -> QueryIdentity:
         """Return the identity to run with: the stored one if it fits; in a location where nothing has begun the wanted one."""
         found = self.identity()
         if found is None and self.has(_SPARK_METADATA):
             raise CheckpointError(
-                f"{self._place(_IDENTITY)} is missing, although a query has run here, so it is unknown what its state belongs to. "
+                f"{self._place(IDENTITY_PATH)} is missing, although a query has run here, so it is unknown what its state belongs to. "
                 "Restore the checkpoint location as a whole, or begin with a new one."
             )
         if found is None or not self.begun():
@@ -168,6 +217,12 @@ class QueryFiles:
             )
         return found
 
+    def next_start(self) -> int:
+        """Count a start of a driver, durably, and return its number. Called before sinks are opened."""
+        number = (self._read(_STARTS, int) or 0) + 1
+        open_remote(self.root).put(_STARTS, msgspec.json.encode(number))
+        return number
+
     def has(self, path: str) -> bool:
         """Return whether Spark has a file of that path below the location."""
         return open_remote(self.root).exists(path)
@@ -175,6 +230,33 @@ class QueryFiles:
     def begun(self) -> bool:
         """Return whether a batch was ever planned here, or a batch job came to its end."""
         return self.has("offsets/0") or any(self._epochs_in(one) for one in (_SEALED, _CUTS))
+
+    def spark_committed(self) -> bool:
+        """Return whether Spark has committed a batch, and so has state."""
+        return any(name.isdigit() for name in open_remote(self.root).sizes("commits"))
+
+    def repair_spark(self) -> None:
+        """Set aside what a power cut has torn of Spark's files. Called before Spark starts; `DamagedError` if that is not enough."""
+        found, spark = self.identity(), spark_files(self.root)
+        if found is None or spark is None:
+            return
+        newest = self.newest_record()
+        spark.repair(
+            first_epoch=found.first_epoch, recorded=lambda epoch: self.record(epoch) is not None, newest=newest
+        )
+
+    def take_over(self, driver: DriverMark) -> None:
+        """Write down that this driver runs the query from now on."""
+        open_remote(self.root).put(_DRIVER, msgspec.json.encode(driver))
+
+    def check_driver(self, driver: DriverMark) -> None:
+        """Raise `StoreLockedError` if another driver has taken the query over."""
+        found = self._read(_DRIVER, DriverMark)
+        if found is not None and found != driver:
+            raise StoreLockedError(
+                f"the checkpoint location {self.root} was taken over by another driver (process {found.pid} on {found.host}), which was "
+                "started later. This one has stopped, and has lost nothing. Run each query once."
+            )
 
     def request_stop(self) -> None:
         open_remote(self.root).put(_STOP, b"")

@@ -1,15 +1,17 @@
 """Make the output of a micro-batch visible, once, and record the positions of its sources.
 
-Tasks write parts for sinks that take them; the other rows, and the facts, come to the driver. Their output is recorded
-(`checkpoint.QueryFiles`), then each sink releases it, then the cut is written. If Spark runs a batch again after a crash, the
-recorded output is released, and sinks that have the epoch already ignore it.
+Tasks write parts for sinks that take them; the other rows, and the facts, come to the driver. What Spark wrote is synced
+(`spark_files`), the output is recorded (`checkpoint.QueryFiles`), then each sink releases it, then the cut is written. If Spark
+executes a batch again, it must be the recorded one (rule 23). The recorded output is released, unless all sinks have it.
 
 Invariants: a batch is executed once, by one action, and always executed (Spark's state is broken by a batch that is
-skipped unexecuted); no sink is released before all tasks are done and the epoch is sealed; the cut is written after the sinks.
+skipped unexecuted); an epoch is sealed when its batch and Spark's state after it are durable; no sink is released before all tasks
+are done and the epoch is sealed; the cut is written after the sinks.
 """
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,14 +28,18 @@ from fordstone.errors import DamagedError, PlanMismatchError
 from fordstone.operators.base import OP, ROW_ID
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
-from fordstone.spark.hosted.checkpoint import QueryFiles, SealedEpoch
+from fordstone.protocol.claim import SinkWriter
+from fordstone.spark.hosted.checkpoint import DriverMark, EpochRecord, QueryFiles, SealedEpoch
 from fordstone.spark.hosted.packing import Packed, What, decode, freeze_gc, int_array, record_batch
 from fordstone.spark.hosted.plan_batches import TaskFacts, Work, cut_after
 from fordstone.spark.hosted.sent import PACKED
+from fordstone.spark.hosted.spark_files import spark_files
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
 
 PART_BYTES_MAX: Final = 128 * 1024 * 1024
 PARTS_MAX: Final = 10_000
@@ -75,8 +81,8 @@ class BatchOutcome:
 OnBatch = Callable[[BatchOutcome], None]
 
 
-def sink_specs(plan: p.Plan, types: Mapping[p.Input, StreamType], *, owner: str = "") -> dict[str, SinkSpec]:
-    """The sinks of a plan by name. `owner`: that of the checkpoint location."""
+def sink_specs(plan: p.Plan, types: Mapping[p.Input, StreamType], *, writer: SinkWriter) -> dict[str, SinkSpec]:
+    """The sinks of a plan by name. `writer`: this start of the driver, with the owner of the checkpoint location."""
     return {
         step.name: SinkSpec(
             connector=step.connector,
@@ -84,7 +90,11 @@ def sink_specs(plan: p.Plan, types: Mapping[p.Input, StreamType], *, owner: str 
                 step=step.name,
                 schema=types[step.input].schema,
                 upsert_key=types[step.input].upsert_key,
-                owner=owner,
+                pipeline=writer.pipeline,
+                node=writer.node,
+                owner=writer.holder,
+                start=writer.start,
+                generation=writer.fence,
             ),
             hidden=(OP,)
             if types[step.input].upsert_key is not None
@@ -162,30 +172,45 @@ class Committer:
         seed_cut: Cut | None = None,
         lateness_us: Mapping[str, int],
         on_batch: OnBatch,
+        driver: DriverMark | None = None,
         failpoints: Failpoints | None = None,
+        discard_later: bool = False,
     ) -> None:
-        """`specs` by tag; the sinks are opened here, so that errors show before the query starts. `first_epoch` is that of batch 0."""
+        """`specs` by tag; the sinks are opened here, so that errors show before the query starts. `first_epoch` is that of batch 0.
+
+        `driver`: seal only while the location has the mark of this driver. None: the location is locked.
+        `discard_later`: set aside the epochs that sinks have beyond the newest sealed one.
+        """
         self.first_epoch = first_epoch
         self.files = files
         self._specs = tuple(specs)
         self._seed_cut = seed_cut
         self._lateness_us = dict(lateness_us)
         self._on_batch: OnBatch | None = on_batch
+        self._driver = driver
         self._failpoints = failpoints or NoFailpoints()
+        self._discard_later = discard_later
         self._sinks = self._opened()
+        self._spark_files = spark_files(files.root)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         self.run(batch, self.first_epoch + batch_id)
 
     def run(self, batch: DataFrame, epoch: int) -> None:
-        """Execute the batch, release its epoch, keep its cut."""
+        """Execute the batch, seal its epoch, release it, keep its cut."""
         attempt = uuid.uuid4().hex
         task = PartTask(self._specs, epoch, attempt)
         rows = batch.mapInArrow(task, PACKED).toArrow().to_pylist()
         self._failpoints.hit("batch.executed")
         facts = [msgspec.json.decode(row["data"], type=TaskFacts) for row in rows if row["what"] == What.FACTS]
-        sealed = self.seal(epoch, attempt, rows, self._cut(epoch, facts))
-        self.finish(sealed)
+        if self._driver is not None:
+            self.files.check_driver(self._driver)
+        if self._spark_files is not None:
+            self._spark_files.sync()
+        record = self._record(epoch, facts)
+        sealed = self.seal(epoch, attempt, rows, record)
+        if sealed is not None:
+            self.finish(sealed)
         self._failpoints.hit("batch.kept")
         if self._on_batch is None:
             return
@@ -193,9 +218,9 @@ class Committer:
         self._on_batch(
             BatchOutcome(
                 epoch=epoch,
-                cut=sealed.cut,
+                cut=record.cut,
                 rows_in=sum(fact.rows for fact in partitions),
-                rows_out=sealed.rows_out,
+                rows_out=0 if sealed is None else sealed.rows_out,
                 rows_late=sum(task.rows_late for task in facts),
                 late_by_us=max((task.late_by_us for task in facts), default=0),
                 rows_rejected=sum(fact.rejected for fact in partitions),
@@ -205,10 +230,20 @@ class Committer:
             )
         )
 
-    def seal(self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]], cut: Cut) -> SealedEpoch:
-        """Record what the tasks of this try gave; if an earlier try is recorded, that one counts."""
-        known = self.files.sealed(epoch)
+    def seal(
+        self, epoch: int, attempt: str, rows: Sequence[Mapping[str, Any]], record: EpochRecord
+    ) -> SealedEpoch | None:
+        """Record what the tasks of this try gave. If an earlier try is recorded, that one counts; None: all sinks have it.
+
+        Raises `DamagedError` if the recorded batch is another than the one that was executed.
+        """
+        released, known = self.files.released(epoch), self.files.sealed(epoch)
+        if released is not None:
+            self._check_same(epoch, released, record)
+            log.warning("epoch executed again for Spark's state", extra={"epoch": epoch})
+            return None
         if known is not None:
+            self._check_same(epoch, known.record, record)
             return known
         parts: dict[str, tuple[Part, ...]] = {}
         frames: dict[str, pl.DataFrame] = {}
@@ -219,7 +254,7 @@ class Committer:
             parts |= {spec.stream.step: written} if written else {}
             frames |= {spec.stream.step: pl.concat(held)} if held else {}
         counts = {sink: frame.height for sink, frame in frames.items()}
-        sealed = SealedEpoch(epoch=epoch, attempt=attempt, parts=parts, rows=counts, cut=cut)
+        sealed = SealedEpoch(epoch=epoch, attempt=attempt, parts=parts, rows=counts, record=record)
         self.files.seal(sealed, frames)
         self._failpoints.hit("batch.sealed")
         return sealed
@@ -236,7 +271,7 @@ class Committer:
                 sink.release(sealed.epoch, pl.concat([spec.empty(), *kept]))
             self._failpoints.hit("sink.released")
         self._failpoints.hit("batch.released")
-        self.files.write_cut(sealed.cut)
+        self.files.write_released(sealed.record)
 
     def release_seed(self, epoch: int, frames: Mapping[str, Sequence[pl.DataFrame]]) -> None:
         """Release what the checkpoint that the query begins from had sealed, in case its process died before it did."""
@@ -245,16 +280,28 @@ class Committer:
                 sink.release(epoch, pl.concat([spec.empty(), *frames[spec.stream.step]]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_on_batch": None, "_failpoints": NoFailpoints(), "_sinks": ()}
+        return self.__dict__ | {"_on_batch": None, "_failpoints": NoFailpoints(), "_sinks": (), "_spark_files": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._sinks = self._opened()
+        self._spark_files = spark_files(self.files.root)
 
     def _opened(self) -> tuple[Sink, ...]:
         newest = self.files.newest_sealed()
-        attempt = None if newest is None else newest.attempt
-        return tuple(open_sink(spec.connector, replace(spec.stream, sealed=attempt)) for spec in self._specs)
+        attempt, epoch = (None, self.first_epoch - 1) if newest is None else (newest.attempt, newest.epoch)
+        return tuple(
+            open_sink(
+                spec.connector,
+                replace(
+                    spec.stream,
+                    sealed=attempt,
+                    resumes_after=epoch if spec.stream.owner else None,
+                    discard_later=self._discard_later,
+                ),
+            )
+            for spec in self._specs
+        )
 
     def _check_plan(self, sealed: SealedEpoch) -> None:
         """Refuse to release what was sealed for sinks that no longer exist, or that have other columns now."""
@@ -276,7 +323,19 @@ class Committer:
                 "Run the plan as it was once more (--available-now), then change it."
             )
 
-    def _cut(self, epoch: int, facts: Sequence[TaskFacts]) -> Cut:
+    def _check_same(self, epoch: int, known: EpochRecord, executed: EpochRecord) -> None:
+        """Refuse to count a batch under the record of another one: the next batch would read some rows twice, or never."""
+        if known == executed:
+            return
+        what = "the batch that Spark executed" if known.work != executed.work else "what that batch found in its input"
+        batch = epoch - self.first_epoch
+        raise DamagedError(
+            f"epoch {epoch} is sealed in {self.files.root}, but {what} is not what its record says. Nothing was released. If the input "
+            f"has changed, restore it. Else Spark's logs are those of another time: set aside offsets/{batch} and commits/{batch} and "
+            "those after them, and start again, or restore the checkpoint location as a whole."
+        )
+
+    def _record(self, epoch: int, facts: Sequence[TaskFacts]) -> EpochRecord:
         works: list[Work] = [task.work for task in facts if task.work is not None]
         if len(works) != 1 or works[0].epoch != epoch:
             epochs = ", ".join(str(work.epoch) for work in works) or "none"
@@ -285,4 +344,5 @@ class Committer:
                 "that of another query. Restore it from a copy."
             )
         before = self._seed_cut if epoch == self.first_epoch else self.files.cut(epoch - 1)
-        return cut_after(before, works[0], [fact for task in facts for fact in task.partitions], self._lateness_us)
+        partitions = [fact for task in facts for fact in task.partitions]
+        return EpochRecord(work=works[0], cut=cut_after(before, works[0], partitions, self._lateness_us))

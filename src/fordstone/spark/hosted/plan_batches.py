@@ -24,6 +24,7 @@ from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol import partitions as rules
+from fordstone.protocol.clock import pipeline_clock_us
 from fordstone.protocol.partitions import (
     Change,
     Follower,
@@ -297,6 +298,9 @@ class Planner:
         """How far partitions were known to go when they were last looked at."""
         self._found: dict[str, tuple[PartitionId, ...]] = {}
         self._target: dict[tuple[str, str], int] | None = None
+        self._before_us = 0
+        """The pipeline's clock in the batch before, and the monotonic clock when it was planned."""
+        self._before_at_us = clock_us()
 
     def stop_at_what_is_there(self, before: Cut | None = None) -> None:
         """Plan no further than what can be read at this moment, after the cut `before`."""
@@ -326,7 +330,11 @@ class Planner:
         changed: dict[str, dict[str, PartitionCut]] = {}
         news = seeds
         before_us = before.now_us if before is not None else 0
-        now_us = max(self._wall_us(), before_us)
+        wall_us, at_us = self._wall_us(), self._clock_us()
+        if before_us != self._before_us:
+            # Planned by another process: what has passed is counted from here on.
+            self._before_us, self._before_at_us = before_us, at_us
+        now_us = pipeline_clock_us(wall_us, before_us=before_us, elapsed_us=at_us - self._before_at_us)
         for step in self._steps:
             cut = before.sources.get(step.name) if before is not None else None
             known = cut if cut is not None else SourceCut(partitions={})
@@ -338,7 +346,10 @@ class Planner:
             followers = {} if self._bounded else self._followers(step, known, there)
             here = self._changed(step, known, there, followers)
             partitions = {**known.partitions, **here}
-            wanted = self._reads(step, partitions, there, followers, limit_us(step, now_us, bounded=self._bounded))
+            most_us = limit_us(
+                step, wall_us=wall_us, clock_us=now_us, watermark_us=known.watermark_us, bounded=self._bounded
+            )
+            wanted = self._reads(step, partitions, there, followers, most_us)
             state = self._state(partitions, wanted)
             ends = state is SourceState.ENDED and known.watermark_us < TIME_MAX_US
             news = news or bool(here) or bool(wanted) or ends
@@ -361,6 +372,7 @@ class Planner:
         ticks = self._tick_us is not None and self._target is None and now_us - before_us >= self._tick_us
         if not (news or ticks):
             return None
+        self._before_us, self._before_at_us = now_us, at_us
         return Work(
             epoch=epoch,
             reads=tuple(reads),
@@ -511,12 +523,13 @@ class Planner:
         for name in ready:
             cut = partitions[name]
             planned = rests.get(name) or self._plan_read(step, name, cut, share)
-            more = (
-                self._sources[step.name].plan_read(PartitionId(name), planned.position, 1)
-                if not planned.ended
-                else planned
-            )
-            self._known_ends[step.name, name] = int(more.position)
+            if not step.declares_time:  # of which no partition is ever taken for gone
+                more = (
+                    self._sources[step.name].plan_read(PartitionId(name), planned.position, 1)
+                    if not planned.ended
+                    else planned
+                )
+                self._known_ends[step.name, name] = int(more.position)
             reads.append(
                 PartitionRead(
                     source=step.name,

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from fordstone.connectors import files
 from fordstone.connectors.base import ALL_ROWS, Capability, SinkStream, SourceOptions
+from fordstone.connectors.files.settings import dead_letter_files
 from fordstone.connectors.registry import capabilities, open_source
 from fordstone.errors import CheckpointError, ConfigError
 from fordstone.lang.duration import positive_us
@@ -26,10 +27,11 @@ from fordstone.operators.dead_letter import DEAD_LETTERS, LETTER_SCHEMA
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Position
 from fordstone.planner.check import step_digests, stream_types
+from fordstone.protocol.claim import SinkWriter
 from fordstone.runtime.available import check_available_now, check_nothing_new
 from fordstone.runtime.clock import SystemClock
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.hosted.checkpoint import QueryFiles, QueryIdentity
+from fordstone.spark.hosted.checkpoint import IDENTITY_PATH, DriverMark, QueryFiles, QueryIdentity
 from fordstone.spark.hosted.commit import Committer, OnBatch, SinkSpec, sink_specs
 from fordstone.spark.hosted.operator_host import batch_host, state_names
 from fordstone.spark.hosted.plan_batches import Planner
@@ -37,7 +39,7 @@ from fordstone.spark.hosted.sent import PACKED, SOURCE_NAME, HostProcessor, Lazy
 from fordstone.spark.hosted.source import PipelineReader, batch_feed, opened, shares_of
 from fordstone.spark.hosted.stages import QuerySetting, Stages, build_stages
 from fordstone.spark.hosted.state_transfer import Seed, edge_seed, newest_epoch
-from fordstone.spark.session.session import is_connect, parallelism, prepared
+from fordstone.spark.session.session import check_location, is_connect, parallelism, prepared, warn_of_clear_tokens
 from fordstone.storage.failpoint import failpoints_of_process
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ class HostedQuery:
     seed: Seed | None
     checkpoint: str
     tasks: int
+    driver: DriverMark | None = None
+    """Of this process, where the location cannot be locked."""
 
     @property
     def files(self) -> QueryFiles:
@@ -76,7 +80,14 @@ class HostedQuery:
     def start(self, on_batch: OnBatch) -> StreamingQuery:
         committer = self._committer(on_batch)
         setting = self.setting
-        reader = PipelineReader(setting, self.files, self.seed, rows_max=self.config.rows_max, tasks=self.tasks)
+        reader = PipelineReader(
+            setting,
+            self.files,
+            self.seed,
+            first_epoch=self.identity.first_epoch,
+            rows_max=self.config.rows_max,
+            tasks=self.tasks,
+        )
         self.spark.dataSource.register(source_class(reader))
         rows = self.spark.readStream.format(SOURCE_NAME).load()
         for depth in range(1, self.stages.depth + 1):
@@ -133,7 +144,14 @@ class HostedQuery:
         committer.run(rows, epoch)
 
     def _committer(self, on_batch: OnBatch) -> Committer:
-        specs = sink_specs(self.plan, stream_types(self.plan), owner=self.identity.owner)
+        writer = SinkWriter(
+            pipeline=self.plan.pipeline,
+            node=self.identity.seed_node or self.config.node,
+            holder=self.identity.owner,
+            start=uuid4().hex,
+            local=self.files.next_start(),
+        )
+        specs = sink_specs(self.plan, stream_types(self.plan), writer=writer)
         by_tag = [specs.get(name) or self._dead_letters(name) for name in self.stages.sinks]
         committer = Committer(
             first_epoch=self.identity.first_epoch,
@@ -142,39 +160,48 @@ class HostedQuery:
             seed_cut=None if self.seed is None else self.seed.cut,
             lateness_us={step.name: step.lateness_us for step in self.stages.sources},
             on_batch=on_batch,
+            driver=self.driver,
             failpoints=failpoints_of_process(),
+            discard_later=self.config.discard_later_output,
         )
         if self.seed is not None:
             committer.release_seed(self.seed.epoch, self.seed.segments())
         return committer
 
     def _dead_letters(self, name: str) -> SinkSpec:
-        directory = dead_letters_of(self.config, self.plan.pipeline) / name.removeprefix(DEAD_LETTERS)
+        directory = f"{dead_letters_of(self.config, self.plan.pipeline)}/{name.removeprefix(DEAD_LETTERS)}"
         return SinkSpec(
-            connector=files(str(directory), format="jsonl"),
+            connector=dead_letter_files(directory),
             stream=SinkStream(step=name, schema=LETTER_SCHEMA),
-            # Few, and the directory may be the driver's own.
+            # They are few.
             parted=False,
         )
 
 
-def dead_letters_of(config: SparkConfig, pipeline: str) -> Path:
-    """Where the rows go that steps set aside: beside the checkpoint, or if that is a URL below the working directory."""
-    checkpoint = config.checkpoint_of(pipeline)
-    if "://" in checkpoint:
-        return Path("dead-letters").absolute() / pipeline
-    return Path(checkpoint) / "fordstone" / "dead-letters"
+def dead_letters_of(config: SparkConfig, pipeline: str) -> str:
+    """Where the rows go that steps set aside: beside the checkpoint, a path or a URL."""
+    return f"{config.checkpoint_of(pipeline)}/fordstone/dead-letters"
 
 
 def hosted_query(
-    plan: p.Plan, functions: Functions, config: SparkConfig, spark: SparkSession, *, batch: bool
+    plan: p.Plan,
+    functions: Functions,
+    config: SparkConfig,
+    spark: SparkSession,
+    *,
+    batch: bool,
+    driver: DriverMark | None = None,
 ) -> HostedQuery:
-    """Check everything that can be checked, and lay the query out. `batch`: it will be run as a batch job."""
+    """Check everything that can be checked, and lay the query out. `batch`: it will be run as a batch job.
+
+    `driver`: the mark of this process, if the location cannot be locked.
+    """
     checkpoint = config.checkpoint_of(plan.pipeline)
     plan = absolute(_readable(plan, config, checkpoint))
     stages = build_stages(plan)
     check_sinks(plan, spark, streaming=not batch)
     stored = QueryFiles(checkpoint)
+    stored.repair_spark()
     known = stored.identity() if stored.begun() else None
     seed = _seed(plan, config, known, batch=batch)
     wanted = QueryIdentity(
@@ -199,12 +226,15 @@ def hosted_query(
             f"--shards {config.shards}: the state of pipeline {plan.pipeline} is divided into {identity.shards}, for its whole life. "
             "Leave it out, or carry the state over (fordstone checkpoints import-spark, then --from-checkpoint)."
         )
-    if stages.depth and stored.has("metadata") and stored.cut_epochs() and not stored.has("state"):
+    if stages.depth and stored.spark_committed() and not stored.has("state"):
         raise CheckpointError(
             f"the state of pipeline {plan.pipeline} is gone: {checkpoint} has batches, but no directory state. "
             "Restore the checkpoint location as a whole, or begin with a new one."
         )
     own = prepared(spark)
+    check_location(own, checkpoint, IDENTITY_PATH, parallelism(own))
+    if any("token" in (step.connector.at or {}) for step in plan.steps if isinstance(step, p.Source | p.Sink)):
+        warn_of_clear_tokens(own)
     for name, value in {**SESSION_SETTINGS, "spark.sql.shuffle.partitions": str(identity.shards)}.items():
         own.conf.set(name, value)
     setting = QuerySetting(
@@ -224,6 +254,7 @@ def hosted_query(
         seed=seed,
         checkpoint=checkpoint,
         tasks=max(identity.shards, parallelism(spark)),
+        driver=driver,
     )
 
 
@@ -271,9 +302,8 @@ def _seed(plan: p.Plan, config: SparkConfig, known: QueryIdentity | None, *, bat
             "Use another --state, or leave --from-checkpoint out to go on."
         )
     stored = QueryFiles(checkpoint)
-    newest = max(stored.cut_epochs(), default=0)
-    # A stream's first batch has its cut before Spark has committed it; run again, it needs the state again.
-    done = newest > known.first_epoch or (newest == known.first_epoch and (batch or stored.has("commits/0")))
+    # A stream's first batch has its cut before Spark has committed it; executed again, it needs the state again.
+    done = known.first_epoch in stored.cut_epochs() if batch else stored.spark_committed()
     if known.seed is None or done:
         return None
     return edge_seed(

@@ -17,11 +17,12 @@ import pyarrow as pa
 from fordstone.connectors.base import Source, SourceOptions, system_clock_us
 from fordstone.connectors.registry import open_source
 from fordstone.epochs.manifest import Cut, PartitionCut
-from fordstone.errors import CheckpointError, SourceError
+from fordstone.errors import CheckpointError, DamagedError, SourceError
 from fordstone.lang.schema import Schema
 from fordstone.operators.dead_letter import DEAD_LETTERS
 from fordstone.plan import plan as p
 from fordstone.plan.ids import PartitionId, Position
+from fordstone.protocol.micro_batch import NextPlan, decide_plan
 from fordstone.runtime.assignment import balance
 from fordstone.runtime.chain import Chain
 from fordstone.runtime.clock import SystemClock
@@ -41,6 +42,7 @@ from fordstone.spark.hosted.plan_batches import (
     offset_of,
     read_work,
 )
+from fordstone.spark.hosted.spark_files import spark_files
 from fordstone.spark.hosted.stages import QuerySetting, make_chain, tick_us
 
 if TYPE_CHECKING:
@@ -70,11 +72,13 @@ class Feed:
         self._operators = setting.operators
         self._packer = Packer(setting.shards)
         self._chains: dict[str, Chain] = {}
+        self._sources: dict[str, Source] = {}
 
     def run(self, reads: Sequence[PartitionRead], work: Work | None) -> Iterator[Packed]:
         """Yield everything that comes of these reads. One task of each batch is also given the work, and reports it."""
         facts: list[PartitionFact] = []
         times = ReadTimes()
+        self._open(reads)
         for read in reads:
             partition = Partition.restored(
                 read.partition,
@@ -117,6 +121,13 @@ class Feed:
             self._packer.to_all(What.CLOCK, 0, msgspec.json.encode(mark))
         yield from self._packer.taken()
 
+    def _open(self, reads: Sequence[PartitionRead]) -> None:
+        for name in dict.fromkeys(read.source for read in reads):
+            mine = {PartitionId(read.partition): read for read in reads if read.source == name}
+            source = self._sources[name] = opened(self._step(name), bounded=self._setting.bounded)
+            source.restore({at: PartitionCut(position=one.until, identity=one.identity) for at, one in mine.items()})
+            source.expect_reads({at: (Position(one.position), Position(one.until)) for at, one in mine.items()})
+
     def _step(self, name: str) -> p.Source:
         return next(step for step in self._stages.sources if step.name == name)
 
@@ -126,9 +137,9 @@ class Feed:
         with_ids = step.name in self._operators.with_ids
         letters = DeadLetters(step, _DeadEnd(self._packer, self._stages.sinks.index(DEAD_LETTERS + step.name)))
         intake = Intake(step, self._chain(step.name), letters)
-        source = opened(step, bounded=self._setting.bounded)
-        source.restore({read.partition: PartitionCut(position=read.until, identity=read.identity)})
-        reader = source.open(PartitionId(read.partition), Position(read.position), with_positions=with_ids)
+        reader = self._sources[read.source].open(
+            PartitionId(read.partition), Position(read.position), with_positions=with_ids
+        )
         try:
             while partition.position < read.until:
                 chunk = reader.read(self._setting.batch_rows, Position(read.until))
@@ -189,17 +200,27 @@ class PipelineReader:
     """Plans the batches of a stream, and reads them in tasks. Spark calls it through `sent.SentReader`."""
 
     def __init__(
-        self, setting: QuerySetting, files: QueryFiles, seed: Seed | None, *, rows_max: int, tasks: int
+        self,
+        setting: QuerySetting,
+        files: QueryFiles,
+        seed: Seed | None,
+        *,
+        first_epoch: int,
+        rows_max: int,
+        tasks: int,
     ) -> None:
+        """`first_epoch`: that of Spark's batch 0."""
         self._setting = setting
         self._files = files
         self._seed = seed
+        self._first_epoch = first_epoch
         self._rows_max = rows_max
         self._tasks = tasks
         self._planner: Planner | None = None
+        self._newest_record: int | None = None
 
     def first_offset(self) -> dict[str, Any]:
-        return first_offset(self._seed.epoch if self._seed is not None else 0)
+        return first_offset(self._first_epoch - 1)
 
     def stop_at_what_is_there(self) -> None:
         if not self._setting.bounded:
@@ -212,6 +233,9 @@ class PipelineReader:
         if self._files.stop_requested():
             return start
         epoch = int(start["epoch"])
+        recorded = self._recorded(epoch + 1)
+        if recorded is not None:
+            return offset_of(recorded)
         begins = "work" not in start
         work = self._planned().next_work(
             self._before(epoch, begins=begins), epoch + 1, seeds=begins and self._seed is not None
@@ -219,7 +243,13 @@ class PipelineReader:
         return start if work is None else offset_of(work)
 
     def shares(self, end: dict[str, Any]) -> list[Share]:
-        return shares_of(read_work(end), self._tasks)
+        work = read_work(end)
+        if work.seeds and self._seed is None:
+            raise DamagedError(
+                f"Spark starts with its first batch again, which brings the state of a checkpoint, but epochs after {work.epoch} are sealed. "
+                f"Restore the checkpoint location {self._files.root} as a whole."
+            )
+        return shares_of(work, self._tasks)
 
     def read(self, share: Share) -> Iterator[pa.RecordBatch]:
         return run_share(self._setting, self._seed, share)
@@ -228,11 +258,15 @@ class PipelineReader:
         """Acknowledge everything up to `end` to sources that keep rows for us."""
         if "work" not in end or not self._planned().acks:
             return
+        epoch = int(end["epoch"])
         try:
-            cut = self._files.cut(int(end["epoch"]))
+            cut = self._files.cut(epoch)
         except (CheckpointError, OSError):
             return  # the next commit acknowledges it, too
-        self._planned().ack(cut)
+        # A batch whose commit Spark loses is executed again, and needs its input.
+        spark = spark_files(self._files.root)
+        if spark is None or spark.sync_commit(epoch - self._first_epoch):
+            self._planned().ack(cut)
 
     def _planned(self) -> Planner:
         if self._planner is None:
@@ -248,6 +282,25 @@ class PipelineReader:
                 tick_us=None if self._setting.bounded else tick_us(self._setting.stages.plan),
             )
         return self._planner
+
+    def _recorded(self, epoch: int) -> Work | None:
+        """The work of an epoch that was sealed before this process started, and that Spark no longer has in its log."""
+        if self._newest_record is None:
+            self._newest_record = self._files.newest_record()
+        if epoch > self._newest_record:
+            return None
+        record = self._files.record(epoch)
+        match decide_plan(epoch, recorded=record is not None, newest=self._newest_record):
+            case NextPlan.RECORDED if record is not None:
+                return record.work
+            case NextPlan.NEW:
+                return None
+            case _:
+                raise DamagedError(
+                    f"Spark asks for epoch {epoch}, which was released before: epochs up to {self._newest_record} are sealed in "
+                    f"{self._files.root}, and how this one was planned is no longer recorded. Restore the checkpoint location as a whole, or "
+                    "begin with a new one."
+                )
 
     def _before(self, epoch: int, *, begins: bool) -> Cut | None:
         if begins:

@@ -203,7 +203,7 @@ def import_spark(spark: SparkSession, checkpoint: str, state: str, *, node: str 
     epoch = identity.first_epoch + batch_id
     cut = files.cut(epoch)
     pieces, times = _state(spark, checkpoint, identity, batch_id)
-    disk = OsDisk(state)
+    disk = OsDisk(state, private=True)
     disk.lock()
     try:
         store = CheckpointStore(disk, pipeline=identity.pipeline, node=node)

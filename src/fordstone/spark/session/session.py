@@ -9,6 +9,7 @@ traceback of a worker into its own text several times over: the innermost one co
 from __future__ import annotations
 
 import atexit
+import hashlib
 import logging
 import os
 import platform
@@ -28,7 +29,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession, functions
 
 import fordstone
-from fordstone.errors import ConfigError, FordstoneError
+from fordstone.errors import ConfigError, FordstoneError, StorageError
 from fordstone.spark.formats.register import register
 from fordstone.spark.session import java
 from fordstone.spark.session.java import start_java
@@ -40,9 +41,12 @@ from fordstone.spark.session.settings import (
     Wish,
     local_cores,
     settings,
+    tasks_max,
     too_old,
 )
+from fordstone.storage.remote import open_remote
 
+log = logging.getLogger(__name__)
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _LOG_FILE = Path(__file__).with_name("log4j2.properties")
 # How Spark is run is set elsewhere: by spark-submit, or by a Spark of the user's.
@@ -148,9 +152,9 @@ def java_gone(spark: SparkSession) -> bool:
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks this application runs at once, as far as it is known now; from 1 to the number of key groups.
+    """How many tasks this application may come to run at once; from 1 to the number of key groups.
 
-    On a cluster executors come one by one: what was asked for (`spark.cores.max`) counts, if more.
+    On a cluster executors come one by one, and may come and go: what the application may grow to counts, if that is more.
     """
     if is_connect(spark):
         # The server does not say; it cuts a range into as many partitions as it runs tasks.
@@ -158,8 +162,7 @@ def parallelism(spark: SparkSession) -> int:
         found = len({row[0] for row in places})
     else:
         context = spark.sparkContext
-        asked = int(context.getConf().get("spark.cores.max", "0") or 0)
-        found = max(context.defaultParallelism, asked)
+        found = max(context.defaultParallelism, tasks_max(dict(context.getConf().getAll())))
     return max(1, min(found, SHARDS_MAX))
 
 
@@ -239,6 +242,7 @@ def _stop(session_ref: weakref.ref[SparkSession]) -> None:
         open_still.stop()
 
 
+_ENCRYPTED: Final = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 NEEDED = ("fordstone", "polars", "pyarrow", "pandas", "msgspec", "sqlglot")
 ASKED_MAX = 64
 _HOW = (
@@ -288,6 +292,63 @@ def check_workers(spark: SparkSession, tasks: int) -> None:
     found = complaints(workers, python=platform.python_version(), version=fordstone.__version__)
     if found:
         raise ConfigError("the executors cannot run the plan:\n" + "".join(f"  {line}\n" for line in found) + _HOW)
+
+
+def check_location(spark: SparkSession, location: str, probe: str, tasks: int) -> None:
+    """Let every executor look at a file that the driver has written below the checkpoint location.
+
+    Raises:
+        ConfigError: Some executor does not see it, so that state would be written to disks of their own.
+    """
+    if not is_connect(spark) and local_cores(spark.sparkContext.master, 1) is not None:
+        return
+    parts = max(1, min(tasks, ASKED_MAX))
+    place, wanted = f"{location.rstrip('/')}/{probe}", digest_at(location, probe)
+    rows = spark.range(0, parts, 1, parts).mapInArrow(_look(location, probe), "host string, digest string").collect()
+    blind = sorted({row["host"] for row in rows if row["digest"] != wanted})
+    if blind:
+        raise ConfigError(
+            f"executors on {', '.join(blind[:5])} do not see {place}, which the driver has written: the checkpoint location is not "
+            "shared. Each of them would keep its part of the state on a disk of its own, and the first that is lost would take it along. "
+            "Give --state a directory that all machines mount, or a URL such as s3://bucket/state or hdfs://namenode/state."
+        )
+
+
+def warn_of_clear_tokens(spark: SparkSession) -> None:
+    """Log that a token of the hub travels to executors in the clear, if it does."""
+    if is_connect(spark) or local_cores(spark.sparkContext.master, 1) is not None:
+        return
+    conf = dict(spark.sparkContext.getConf().getAll())
+    if not any(conf.get(name, "false").lower() == "true" for name in _ENCRYPTED):
+        log.warning(
+            "hub token sent in the clear",
+            extra={
+                "reason": "Spark does not encrypt what it sends to executors: set spark.network.crypto.enabled=true"
+            },
+        )
+
+
+def digest_at(location: str, path: str) -> str:
+    """The digest of a file below a location; empty: it is not there."""
+    try:
+        return hashlib.sha256(open_remote(location).get(path)).hexdigest()
+    except (FileNotFoundError, StorageError):
+        return ""
+
+
+def _look(location: str, probe: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import socket  # noqa: PLC0415 - runs elsewhere
+
+        import pyarrow as pa  # noqa: PLC0415 - as above
+
+        from fordstone.spark.session.session import digest_at  # noqa: PLC0415 - as above
+
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_pylist([{"host": socket.gethostname(), "digest": digest_at(location, probe)}])
+
+    return look
 
 
 def _question(needed: tuple[str, ...]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

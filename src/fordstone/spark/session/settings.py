@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from fordstone.errors import ConfigError
 
@@ -37,6 +38,9 @@ MEANING: Mapping[str, str] = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Each try at a batch writes state files of its own, and the commit names them. In version 1 a batch that is executed again may be
+    # followed by a load that mixes files of both tries; our pieces of state may differ between tries.
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
     # A shard is a partition for as long as its state lives; Spark must not merge or split them as it sees fit.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.adaptive.streaming.stateless.enabled": "false",
@@ -173,3 +177,21 @@ def too_old(version: str) -> bool:
     """Whether a Spark of this version lacks what we need of it."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return numbers is None or (int(numbers[1]), int(numbers[2])) < SPARK_MIN
+
+
+UNBOUNDED_EXECUTORS: Final = 32
+"""How many executors are counted on where Spark may start as many as it likes."""
+
+
+def tasks_max(conf: Mapping[str, str]) -> int:
+    """How many tasks an application may come to run at once by its settings; 0: they do not say.
+
+    YARN and Kubernetes have a number of executors, or let it change up to a maximum; a standalone cluster has a maximum of cores.
+    """
+    cores = int(conf.get("spark.executor.cores") or 1) // max(1, int(conf.get("spark.task.cpus") or 1))
+    executors = int(conf.get("spark.executor.instances") or 0)
+    if conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        most = int(conf.get("spark.dynamicAllocation.maxExecutors") or UNBOUNDED_EXECUTORS)
+        # By default Spark has no maximum, which it writes as the largest integer.
+        executors = max(executors, min(most, UNBOUNDED_EXECUTORS))
+    return max(int(conf.get("spark.cores.max") or 0), executors * max(1, cores))

@@ -9,11 +9,14 @@ it, and pytest runs the promises of the seam on it. A crash is a sink that is ne
 from __future__ import annotations
 
 import random
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 from polars.testing import assert_frame_equal
@@ -32,9 +35,11 @@ from fordstone.connectors.base import (
     SourceOptions,
 )
 from fordstone.connectors.compare import same_rows
-from fordstone.connectors.registry import open_parts, open_sink, open_source, sink_delivery
+from fordstone.connectors.registry import fences, open_parts, open_sink, open_source, sink_delivery
+from fordstone.errors import FencedError, SinkError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
+from fordstone.protocol.lease import Fence
 
 SCHEMA = Schema.of({"device": "string", "ts": "timestamp", "temp": "double", "n": "bigint"})
 """The columns that both suites read and write."""
@@ -96,6 +101,18 @@ def _chunks(reader: Reader, rows_max: int | Callable[[], int], until: int | None
         if chunk.ended or (until is not None and chunk.position >= until):
             return
     raise AssertionError(f"no end after {EMPTY_READS_MAX} reads")
+
+
+@contextmanager
+def _raises(kind: type[Exception], says: str = "") -> Iterator[None]:
+    """Expect an error whose text has a match of `says`. The suite needs no more of pytest than that it is run by it."""
+    text = None
+    try:
+        yield
+    except kind as error:
+        text = str(error)
+    assert text is not None, f"no {kind.__name__} was raised"
+    assert re.search(says, text), f"{says!r} is not in: {text}"
 
 
 class SourceContract(ABC):
@@ -351,6 +368,18 @@ class SinkContract(ABC):
         """Open the sink, as the engine does after each start."""
         return open_sink(self.spec(place), self.stream(upsert_key=upsert_key))
 
+    def open_as(
+        self, place: Path, hub: int, local: int = 1, *, upsert_key: tuple[str, ...] | None = None, **given: Any
+    ) -> Sink:
+        """Open the sink as a start of a node does, with that generation; each number of the hub is another state directory."""
+        owned: dict[str, Any] = {"pipeline": "suite", "node": "n1", "owner": f"state-{hub}", "start": f"{hub}.{local}"}
+        stream = replace(self.stream(upsert_key=upsert_key), generation=Fence(hub, local), **(owned | given))
+        return open_sink(self.spec(place), stream)
+
+    def fences(self, place: Path) -> bool:
+        """Whether the kind declares that older generations are refused."""
+        return fences(self.spec(place))
+
     def exactly_once(self, place: Path) -> bool:
         """Whether releasing an epoch a second time must change nothing."""
         return sink_delivery(self.spec(place)) is Delivery.EXACTLY_ONCE
@@ -544,3 +573,106 @@ class SinkContract(ABC):
         assert self.seen(tmp_path)["__op"].to_list() == ["upsert", "upsert", "delete"]
         sink.write(self.rows(0, 1).with_columns(pl.lit("p:0:0").alias("__id"), pl.lit("upsert").alias("__op")))
         assert self.seen(tmp_path)["__id"].to_list() == [None, None, None, "p:0:0"]
+
+    # Generations: run on kinds that declare `fences`.
+
+    def test_a_writer_that_was_replaced_by_a_newer_generation_is_refused(self, tmp_path: Path) -> None:
+        if not self.fences(tmp_path):
+            return
+        cut_off = self.open_as(tmp_path, 1, local=5)
+        cut_off.release(1, self.rows(10, 3))
+        successor = self.open_as(tmp_path, 2, resumes_after=1)
+        for frame in (self.rows(90, 3), self.rows(0, 0)):
+            with _raises(FencedError, r"node n1 \(generation 2\.1"):
+                cut_off.release(2, frame)
+        with _raises(FencedError):
+            cut_off.write(self.rows(90, 3))
+        successor.release(2, self.rows(20, 3))
+        with _raises(FencedError):
+            cut_off.release(2, self.rows(20, 3))
+        successor.release(3, self.rows(30, 3))
+        assert_frame_equal(self.seen(tmp_path), pl.concat([self.rows(epoch * 10, 3) for epoch in (1, 2, 3)]))
+
+    def test_an_older_generation_cannot_open_the_sink_even_after_a_crash(self, tmp_path: Path) -> None:
+        if not self.fences(tmp_path):
+            return
+        self.open_as(tmp_path, 1).release(1, self.rows(10, 3))
+        self.open_as(tmp_path, 2, resumes_after=1)  # and dies before it releases anything
+        for hub, local in ((1, 1), (1, 9), (0, 9)):
+            with _raises(FencedError, r"generation 2\.1"):
+                self.open_as(tmp_path, hub, local, resumes_after=1)
+        with _raises(FencedError):
+            self.open_as(tmp_path, 2, 0)
+        self.open_as(tmp_path, 2, 2, resumes_after=1).release(2, self.rows(20, 3))
+        assert_frame_equal(self.seen(tmp_path), pl.concat([self.rows(10, 3), self.rows(20, 3)]))
+
+    def test_without_a_hub_the_writer_that_opened_the_sink_last_may_write(self, tmp_path: Path) -> None:
+        if not self.fences(tmp_path):
+            return
+        first = self.open_as(tmp_path, 0, 7, owner="lost")
+        first.release(1, self.rows(10, 3))
+        second = self.open_as(tmp_path, 0, 1, owner="restored", resumes_after=1)
+        with _raises(FencedError):
+            first.release(2, self.rows(90, 3))
+        second.release(2, self.rows(20, 3))
+        copy = self.open_as(tmp_path, 0, 1, owner="restored", start="copy", resumes_after=2)
+        with _raises(FencedError):
+            second.release(3, self.rows(90, 3))
+        copy.release(3, self.rows(30, 3))
+        assert_frame_equal(self.seen(tmp_path), pl.concat([self.rows(epoch * 10, 3) for epoch in (1, 2, 3)]))
+
+    def test_sinks_of_one_start_share_their_claim(self, tmp_path: Path) -> None:
+        if not self.fences(tmp_path):
+            return
+        first, second = self.open_as(tmp_path, 1), self.open_as(tmp_path, 1)
+        first.release(1, self.rows(10, 3))
+        second.release(2, self.rows(20, 3))
+        first.release(3, self.rows(30, 3))
+        assert_frame_equal(self.seen(tmp_path), pl.concat([self.rows(epoch * 10, 3) for epoch in (1, 2, 3)]))
+
+    def test_parts_of_a_writer_that_was_replaced_are_never_seen(self, tmp_path: Path) -> None:
+        if not self.fences(tmp_path) or self.open_parted(tmp_path) is None:
+            return
+        cut_off = self.open_as(tmp_path, 1)
+        writer = open_parts(self.spec(tmp_path), self.stream())
+        assert isinstance(cut_off, PartedSink)
+        assert writer is not None
+        parts = [writer.write(1, "a", number, self.rows(90 + number, 1)) for number in range(3)]
+        successor = self.open_as(tmp_path, 2)
+        with _raises(FencedError):
+            cut_off.release_parts(1, "a", parts)
+        parts = [writer.write(1, "b", number, self.rows(90 + number, 1)) for number in range(3)]
+        with _raises(FencedError):
+            cut_off.release_parts(1, "b", parts)
+        successor.release(1, self.rows(10, 3))
+        assert_frame_equal(self.seen(tmp_path), self.rows(10, 3))
+
+    def test_later_epochs_than_those_of_the_state_are_an_error_that_stops_no_other_writer(self, tmp_path: Path) -> None:
+        if not self.fences(tmp_path):
+            return
+        released = self.open_as(tmp_path, 1)
+        for epoch in (1, 2, 3):
+            released.release(epoch, self.rows(epoch * 10, 3))
+        for hub, local, known in ((1, 2, 1), (2, 1, 1), (2, 1, 0)):
+            with _raises(SinkError, "epochs 2 to 3" if known else "epochs 1 to 3"):
+                self.open_as(tmp_path, hub, local, resumes_after=known)
+        released.release(4, self.rows(40, 3))
+        self.open_as(tmp_path, 2, resumes_after=4).release(5, self.rows(50, 3))
+        assert_frame_equal(self.seen(tmp_path), pl.concat([self.rows(epoch * 10, 3) for epoch in range(1, 6)]))
+
+    def test_later_epochs_are_set_aside_if_that_is_asked_for(self, tmp_path: Path) -> None:
+        if not self.fences(tmp_path):
+            return
+        key = ("device",) if self.applies_upserts else None
+        lost = self.open_as(tmp_path, 1, upsert_key=key)
+        for epoch in (1, 2, 3):
+            lost.release(epoch, self.rows(epoch * 10, 3))
+        restored = self.open_as(tmp_path, 2, upsert_key=key, resumes_after=1, discard_later=True)
+        assert same_rows(self.seen(tmp_path), self.rows(10, 3))
+        restored.release(2, self.rows(50, 2))
+        assert self.seen(tmp_path)["n"].is_in(self.rows(50, 2)["n"].to_list()).sum() == 2
+        restored = self.open_as(tmp_path, 2, 2, upsert_key=key, resumes_after=2, discard_later=True)
+        restored.release(2, self.rows(50, 2))
+        restored.release(3, self.rows(60, 2))
+        assert self.seen(tmp_path)["n"].is_in(self.rows(60, 2)["n"].to_list()).sum() == 2
+        assert not self.seen(tmp_path)["n"].is_in(self.rows(20, 20)["n"].to_list()).any()
