@@ -12,6 +12,7 @@ import msgspec
 
 PR_SET_PDEATHSIG = 1
 GRACE_US = 1_000_000
+ROUND_EVERY_S = 0.5
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +37,7 @@ def main() -> None:
             from fordstone.hub.store.retention import Keeping
 
             # A hub counts the time that it has run, which a clock that is ahead does not change.
-            Keeping.__init__.__kwdefaults__.update(grace_us=GRACE_US)  # type: ignore[union-attr]  # all its fields have defaults
+            Keeping.__init__.__kwdefaults__.update(grace_us=GRACE_US, every_s=ROUND_EVERY_S)  # type: ignore[union-attr]  # all its fields have defaults
     if command.limits:
         from fordstone.hub.server.limits import Limits
 
