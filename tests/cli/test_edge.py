@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 from tests.cli.place import SECONDS_MAX, Invoke, finish, start
 from tests.edge.test_supervisor import FakeProcess, gone
 
+from fordstone.cli.edge import ChildLines
 from fordstone.cli.tiers import forwarded
+from fordstone.runtime.health import PipelineWatch
 
 NOBODY = "http://127.0.0.1:9"
 FLOW = """
@@ -95,6 +98,7 @@ def test_who_has_taken_over_does_not_say_it_again(invoke: Invoke, monkeypatch: p
         (["flow.py", "--hub", NOBODY, "--node", "a/b"], "node 'a/b'"),
         (["flow.py", "--hub", "x"], "hub 'x' is no address"),
         (["flow.py", "--hub", NOBODY, "--outbox-max", "0"], "this is not a size"),
+        (["flow.py", "--hub", NOBODY, "--health", "here:there"], "--health 'here:there' is not HOST:PORT"),
     ],
 )
 def test_what_makes_no_sense_is_reported_at_once(
@@ -118,6 +122,46 @@ def test_lines_that_are_no_log_lines_become_some():
         "flow",
         "Traceback (most recent call last):",
     )
+
+
+class Jobs:
+    """What a supervisor says of one job."""
+
+    def __init__(self) -> None:
+        self.starts, self.ended = 1, False
+        self.given_up: dict[str, str] = {}
+
+    def starts_of(self, _name: str) -> int:
+        return self.starts
+
+    def has_ended(self, _name: str) -> bool:
+        return self.ended
+
+
+def test_the_health_of_a_child_comes_from_its_lines_and_they_are_printed_once_a_minute(
+    capsys: pytest.CaptureFixture[str],
+):
+    now_s = [1000.0]
+    watch, jobs = PipelineWatch("flow"), Jobs()
+    lines = ChildLines({"flow": watch}, clock_s=lambda: now_s[0])
+    progress = {"level": "INFO", "event": "pipeline progress", "pipeline": "p", "elapsed_us": 5, "epoch": 7}
+    for _ in range(13):
+        lines.on_line("flow", "err", json.dumps(progress))
+        now_s[0] += 5
+    lines.on_line("flow", "err", json.dumps(progress | {"epoch": "not ours"}))
+    lines.on_line("flow", "err", '{"level": "INFO", "event": "epoch sealed"}')
+    printed = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
+    assert printed == ["pipeline progress", "pipeline progress", "epoch sealed"]
+    lines.look(jobs)  # type: ignore[arg-type]
+    found = watch.health()
+    assert (found.state, found.epoch, found.ready) == ("running", 7, True)
+    jobs.starts = 2
+    lines.look(jobs)  # type: ignore[arg-type]
+    lines.look(jobs)  # type: ignore[arg-type]
+    assert (watch.health().state, watch.health().restarts) == ("restarting", 1)
+    jobs.given_up = {"flow": "misused"}
+    lines.look(jobs)  # type: ignore[arg-type]
+    assert not watch.health().healthy
 
 
 class Agent:
@@ -176,6 +220,18 @@ def test_pipelines_run_without_the_hub_come_back_after_a_kill_and_stop_on_reques
     ended = [(line["job"], line["code"]) for line in lines if line["event"] == "process ended"]
     assert sorted(ended) == [("one", 0), ("two", 0)]
     assert (place / "state" / "one" / "one" / "gateway" / "manifests").exists()
+
+
+def test_an_agent_answers_probes_for_its_pipelines(agent: Callable[..., Agent]):
+    running = agent("one.py", options=["--health", "0"])
+    url = running.until("health served")["url"]
+    assert url.startswith("http://127.0.0.1:")
+    assert urllib3.request("GET", f"{url}/healthz", retries=False).status == 200
+    running.until("pipeline progress")
+    answered = urllib3.request("GET", f"{url}/readyz", retries=False)
+    assert answered.status == 200
+    (one,) = answered.json()["pipelines"]
+    assert (one["pipeline"], one["state"], one["healthy"]) == ("one", "running", True)
 
 
 def test_nothing_outlives_an_agent_that_is_killed(agent: Callable[..., Agent]):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 from tests.cli.place import LIVE, Invoke, event_with, finish, read_rows, start, write_rows
 
 from fordstone.errors import FencedError
@@ -169,6 +170,7 @@ def test_json_refuses_a_sink_that_prints_to_standard_output(invoke: Invoke, plac
         (["--keep", "0"], "keep=0"),
         (["--compression", "rar"], "'rar' is not one of"),
         (["--frobnicate"], "No such option"),
+        (["--health", "1:2:3"], "--health '1:2:3' is not HOST:PORT"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_a_misuse(invoke: Invoke, place: Path, options: list[str], said: str):
@@ -297,6 +299,20 @@ def test_rows_that_come_later_are_read_when_input_is_not_bounded(place: Path):
     code, _, err = finish(process)
     assert code == 0, err
     assert len(read_rows(place / "out" / "hot")) == 109
+
+
+def test_a_run_answers_probes_with_its_newest_epoch(place: Path):
+    process = start(place, "run", "flow.py", "--interval", "100ms", "--logs", "json", "-v", "--health", "0")
+    assert process.stderr is not None
+    lines = (json.loads(line) for line in process.stderr)
+    url = next(line["url"] for line in lines if line["event"] == "health served")
+    epoch = next(line["epoch"] for line in lines if line["event"] == "epoch sealed")
+    found: dict[str, Any] = {"epoch": None}
+    while (found["epoch"] or 0) < epoch:  # progress is taken some milliseconds after the seal
+        found = urllib3.request("GET", f"{url}/healthz", retries=False).json()["pipelines"][0]
+    assert (found["pipeline"], found["state"], found["problem"]) == ("cold-chain", "running", None)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 0
 
 
 def test_with_json_logs_standard_error_has_nothing_but_log_lines(invoke: Invoke, place: Path):

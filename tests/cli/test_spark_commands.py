@@ -18,6 +18,7 @@ from typing import Any
 import click
 import msgspec
 import pytest
+import urllib3
 from tests.cli.place import Invoke
 from tests.cli.test_view import PROGRESS
 
@@ -26,6 +27,7 @@ from fordstone.cli.run import center, run
 from fordstone.edge.config import RunConfig
 from fordstone.errors import SourceError, TaskError
 from fordstone.protocol.progress import Progress, Report
+from fordstone.runtime.health import HealthServer
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.state_transfer import Imported
 
@@ -40,6 +42,7 @@ class FakeSpark:
     configs: list[SparkConfig] = field(default_factory=list)
     imports: list[tuple[Any, ...]] = field(default_factory=list)
     ended: int = 0
+    on_failure: Callable[[], None] | None = None
     run: Callable[[], Report] = lambda: Report(pipeline="cold-chain", outcome="ended", progress=PROGRESS)
 
 
@@ -62,9 +65,11 @@ def spark_stand_in(monkeypatch: pytest.MonkeyPatch) -> FakeSpark:
         *,
         spark: FakeSpark,
         on_progress: Callable[[Progress], None],
+        on_failure: Callable[[], None] | None,
     ) -> Report:
         assert spark is fake
         fake.configs.append(config)
+        fake.on_failure = on_failure
         on_progress(PROGRESS)
         return fake.run()
 
@@ -87,6 +92,30 @@ def test_a_person_sees_that_spark_starts_then_what_came_of_the_run(invoke: Invok
     assert lines[:2] == ["cold-chain: starting Spark ...", "cold-chain: running as a batch job ..."]
     assert "cold-chain ended: all input was read." in lines
     assert spark_stand_in.ended == 1, "Spark was started by the command and ends with it"
+
+
+def test_probes_are_answered_while_spark_runs_and_after_a_failure(
+    invoke: Invoke, spark_stand_in: FakeSpark, monkeypatch: pytest.MonkeyPatch
+):
+    servers: list[HealthServer] = []
+    monkeypatch.setattr(
+        HealthServer, "__enter__", lambda self, enter=HealthServer.__enter__: servers.append(enter(self))
+    )
+    answers = []
+
+    def run() -> Report:
+        found = urllib3.request("GET", f"{servers[0].url}/readyz", retries=False)
+        answers.append((found.status, found.json()["pipelines"][0]["state"]))
+        assert spark_stand_in.on_failure is not None
+        spark_stand_in.on_failure()
+        found = urllib3.request("GET", f"{servers[0].url}/readyz", retries=False)
+        answers.append((found.status, found.json()["pipelines"][0]["state"]))
+        return Report(pipeline="cold-chain", outcome="ended", progress=PROGRESS)
+
+    spark_stand_in.run = run
+    result = invoke("center", "flow.py", "--health", "127.0.0.1:0")
+    assert result.exit_code == 0, result.stderr
+    assert answers == [(200, "running"), (503, "restarting")]
 
 
 def test_json_has_no_line_for_people(invoke: Invoke, spark_stand_in: FakeSpark):

@@ -325,6 +325,7 @@ def test_lines_for_a_log_file_show_phases_and_stalls(capsys: pytest.CaptureFixtu
         (["--hub", "http://127.0.0.1:1"], "--hub: this goes with --part edge or --part center."),
         (["--take-over"], "--take-over: this goes with --part edge"),
         (["--from-checkpoint", "x"], "Run the center alone"),
+        (["--health", "0"], "--health: this pipeline has two tiers"),
         (["--center", "local", "--master", "local[2]"], "--master goes with --center spark, not with --center local."),
         (["--part", "edge"], "the edge part of a pipeline needs a hub: give --hub URL, or set FORDSTONE_HUB."),
         (["--part", "center"], "the center part of a pipeline needs a hub"),

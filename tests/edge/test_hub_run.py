@@ -414,6 +414,7 @@ def test_a_full_outbox_holds_the_pipeline_up_and_says_so_until_the_hub_is_back(t
 
         def start_hub(progress: Progress) -> None:
             if progress.stalled is not None and not stalls:
+                assert progress.waits_for == "hub"
                 stalls.add(progress.stalled)
                 stack.enter_context(running_hub(tmp_path / "hub", port=port_of(away)))
 

@@ -29,6 +29,7 @@ def test_a_silent_partition_stops_the_others_at_the_limit_and_its_rows_let_them_
     read = progress.rows_in
     assert read < 4
     assert progress.stalled is not None
+    assert progress.waits_for == "state"
     assert "memory-000000" in progress.stalled
     assert "--state-max" in progress.stalled
     node.source.append(0, minutes(20, 5))

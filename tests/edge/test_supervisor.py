@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -54,13 +55,11 @@ class FakeProcess:
 class World:
     """A clock that the test turns, and all processes that were started."""
 
-    def __init__(self, policy: SupervisionPolicy = AGENT) -> None:
+    def __init__(self, policy: SupervisionPolicy = AGENT, *, chance: Callable[[], float] = lambda: 1.0) -> None:
         self.now_us = 0
         self.started: list[FakeProcess] = []
         self.refused = 0
-        self.supervisor = Supervisor(
-            spawn=self.spawn, monotonic_us=lambda: self.now_us, policy=policy, chance=lambda: 1.0
-        )
+        self.supervisor = Supervisor(spawn=self.spawn, monotonic_us=lambda: self.now_us, policy=policy, chance=chance)
 
     def spawn(self, name: str, command: Sequence[str]) -> FakeProcess:
         if self.refused:
@@ -121,6 +120,26 @@ def test_a_failed_process_is_started_again_after_waits_that_double_up_to_a_bound
     assert waits[:4] == [0.5, 1.0, 2.0, 4.0]
     assert set(waits[8:]) == {60.0}
     assert len(world.started) == 101
+
+
+def test_processes_that_failed_together_are_not_started_again_at_the_same_moment():
+    waits_s: list[list[float]] = []
+    for seed in range(20):
+        world = World(chance=Random(seed).random)
+        world.supervisor.add(Job(name="a", command=("x",)))
+        world.after(0)
+        found = []
+        for count in range(1, 11):
+            world.end(1)
+            began_us = world.now_us
+            while len(world.started) == count:
+                world.after(0.01)
+            found.append((world.now_us - began_us) / 1e6)
+        waits_s.append(found)
+    for failures, of_nodes in enumerate(zip(*waits_s, strict=True)):
+        longest_s = min(0.5 * 2**failures, 60.0)
+        assert len(set(of_nodes)) > 10
+        assert longest_s / 2 <= min(of_nodes) < longest_s * 0.7 < max(of_nodes) <= longest_s + 0.01
 
 
 def test_a_process_that_ran_long_enough_is_forgiven():

@@ -270,6 +270,28 @@ def test_before_the_wait_is_over_nothing_is_asked(build: Any, store: CheckpointS
     assert far.requests == requests
 
 
+def test_nodes_that_lost_the_remote_together_do_not_all_come_back_at_the_same_moment(build: Any) -> None:
+    waits: list[list[int]] = []
+    for node in range(20):
+        clock, store = Clock(), build.open(MemoryDisk())
+        build.commit(store, 1)
+        far = Flaky(DiskRemote(MemoryDisk()), fails=lambda _number: True)
+        uploader = Uploader(store, far, clock_us=clock, chance=Random(node).random)
+        uploader.offer(1)
+        found = []
+        for _ in range(12):
+            uploader.step()
+            due_us = uploader.status.next_try_us
+            assert due_us is not None
+            found.append(due_us - clock.now_us)
+            clock.now_us = due_us
+        waits.append(found)
+    for failures, of_nodes in enumerate(zip(*waits, strict=True)):
+        longest_us = min(1_000_000 * 2**failures, 300_000_000)
+        assert len(set(of_nodes)) == 20
+        assert longest_us / 2 <= min(of_nodes) < longest_us * 0.7 < max(of_nodes) <= longest_us
+
+
 def test_a_checkpoint_that_is_damaged_here_is_never_sent_and_the_next_one_is(
     build: Any, disk: MemoryDisk, store: CheckpointStore, far: Any
 ) -> None:

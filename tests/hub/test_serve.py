@@ -22,6 +22,7 @@ from tests.hub.started import SECONDS_MAX, start, started
 from tests.waiting import until
 
 from fordstone.errors import ConfigError
+from fordstone.hub.listen import bound, parse_listen
 from fordstone.hub.messages import (
     Commit,
     Committed,
@@ -39,7 +40,7 @@ from fordstone.hub.messages import (
     StreamSegment,
 )  # fmt: skip
 from fordstone.hub.server.auth import TokenFile
-from fordstone.hub.server.serve import HubOptions, bound, check_exposure, parse_listen, tls_context
+from fordstone.hub.server.serve import HubOptions, check_exposure, tls_context
 from fordstone.state.base import RunRef
 
 HTTP = urllib3.PoolManager(retries=False, timeout=SECONDS_MAX)

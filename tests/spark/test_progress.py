@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, MemorySource, memory
@@ -54,6 +57,16 @@ def test_the_partition_that_lags_is_named_and_its_silence_goes_on_between_batche
     assert tally.progress(stopping=False).held_back == HeldBack(
         source="readings", partition="a", lag_us=30 * SECOND_US, silent_us=25 * SECOND_US
     )
+
+
+@pytest.mark.parametrize(
+    ("active", "available", "busy"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_batch_that_runs_is_seen_in_the_progress(active: bool, available: bool, busy: bool):
+    tally = _Tally(plan(tiered=False), SECOND_US, now_us=Clock())
+    status = {"isTriggerActive": active, "isDataAvailable": available, "message": ""}
+    tally.look(SimpleNamespace(status=status, lastProgress=None))  # type: ignore[arg-type]
+    assert tally.progress(stopping=False).busy is busy
 
 
 def test_the_center_names_the_node_that_lags():

@@ -9,11 +9,11 @@ import contextlib
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from fordstone.cli.errors import FAILED, WRONG_USAGE, UsageError
+from fordstone.cli.errors import FAILED, WRONG_USAGE, UsageError, wrong_usage
 from fordstone.cli.loading import split_target
 from fordstone.cli.logs import configure_logging, write_line
 from fordstone.cli.options import (
@@ -21,6 +21,7 @@ from fordstone.cli.options import (
     HelpCommand,
     address_of,
     given_options,
+    health_option,
     hub_options,
     node_of,
     outbox_options,
@@ -28,10 +29,21 @@ from fordstone.cli.options import (
     size_of,
     verbose_option,
 )
-from fordstone.cli.tiers import command, forwarded, spawning
+from fordstone.cli.tiers import command, event_of, forwarded, spawning
+from fordstone.cli.view.view import PROGRESS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fordstone.edge.agent.supervisor import Supervisor
+    from fordstone.runtime.health import PipelineWatch
 
 LOOK_EVERY_S: Final = 0.1
-_OURS: Final = frozenset({"files", "state", "node", "verbose"})
+HEALTH_EVERY: Final = "5s"
+"""How often a child reports progress to an agent that serves its health."""
+PROGRESS_EVERY_S: Final = 60.0
+"""How often the agent prints the progress of a child, however often that reports it."""
+_OURS: Final = frozenset({"files", "state", "node", "verbose", "health"})
 
 
 @click.command(
@@ -55,6 +67,7 @@ _OURS: Final = frozenset({"files", "state", "node", "verbose"})
 )
 @outbox_options
 @pipeline_options
+@health_option
 @verbose_option
 @click.pass_context
 def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbose: int, **options: Any) -> None:
@@ -72,13 +85,24 @@ def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbo
     address_of(options["hub_url"], options["token_file"], options["ca"], why="`fordstone edge`")
     size_of(options["outbox_max"], "--outbox-max")
     labels = labels_of(files)
+    health: str | None = options["health"]
     names = frozenset(option.name or "" for option in context.command.params) - _OURS
     words = [*given_options(context, names), "--node", node, "--logs", "json", *(["-v"] * verbose)]
+    words += ["--progress-every", HEALTH_EVERY] if health is not None else []
     from fordstone.edge.agent.supervisor import Job, Supervisor
     from fordstone.runtime.clock import SystemClock
     from fordstone.runtime.signals import Signals
 
-    supervisor = Supervisor(spawn=spawning(_print, catch_out=False), monotonic_us=SystemClock().monotonic_us)
+    watches: dict[str, PipelineWatch] = {}
+    serving: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if health is not None:
+        from fordstone.runtime.health import HealthServer, PipelineWatch
+
+        watches = {label: PipelineWatch(label) for label in labels}
+        with wrong_usage():
+            serving = HealthServer(health, tuple(watches.values()))
+    lines = ChildLines(watches)
+    supervisor = Supervisor(spawn=spawning(lines.on_line, catch_out=False), monotonic_us=SystemClock().monotonic_us)
     for label, file in labels.items():
         first = command("run", file, "--part", "edge", "--state", str(Path(state) / label), *words)
         # --take-over is repeated until it has succeeded, since it cannot while the hub is away. A restart after that omits it:
@@ -86,9 +110,10 @@ def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbo
         again = tuple(word for word in first if word != "--take-over")
         supervisor.add(Job(name=label, command=first, again=again))
     try:
-        with Signals() as signals:
+        with serving, Signals() as signals:
             while not supervisor.over:
                 supervisor.step()
+                lines.look(supervisor)
                 if signals.stop_requested:
                     supervisor.stop()
                 time.sleep(LOOK_EVERY_S)
@@ -113,7 +138,47 @@ def labels_of(files: tuple[str, ...]) -> dict[str, str]:
     return labels
 
 
-def _print(name: str, _stream: str, text: str) -> None:
-    # A closed standard error does not stop a pipeline.
-    with contextlib.suppress(OSError):
-        write_line(forwarded(name, text))
+class ChildLines:
+    """Prints the lines of children as lines of the agent's log, and takes the health of their pipelines from their progress.
+
+    Called from the children's threads, except for `look`.
+    """
+
+    def __init__(self, watches: dict[str, PipelineWatch], *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """`watches`: by the name of the job; empty: nobody asks for their health."""
+        self._watches = watches
+        self._clock_s = clock_s
+        self._printed_s: dict[str, float] = {}
+        self._starts: dict[str, int] = {}
+
+    def on_line(self, name: str, _stream: str, text: str) -> None:
+        if name in self._watches and (event := event_of(text)) is not None and event.get("event") == PROGRESS:
+            self._show(name, event)
+            now_s = self._clock_s()
+            if now_s - self._printed_s.get(name, float("-inf")) < PROGRESS_EVERY_S:
+                return
+            self._printed_s[name] = now_s
+        # A closed standard error does not stop a pipeline.
+        with contextlib.suppress(OSError):
+            write_line(forwarded(name, text))
+
+    def look(self, supervisor: Supervisor) -> None:
+        """Take from the supervisor which processes were started again, and which have ended."""
+        for name, watch in self._watches.items():
+            starts = supervisor.starts_of(name)
+            if starts > self._starts.get(name, 1):
+                watch.restarting()
+            self._starts[name] = max(starts, 1)
+            if name in supervisor.given_up:
+                watch.give_up()
+            elif supervisor.has_ended(name):
+                watch.end()
+
+    def _show(self, name: str, event: dict[str, Any]) -> None:
+        import msgspec
+
+        from fordstone.protocol.progress import Progress
+
+        # Otherwise it is not ours: the code of the pipeline printed a line that looks like it.
+        with contextlib.suppress(msgspec.ValidationError):
+            self._watches[name].show(msgspec.convert(event, Progress))

@@ -168,6 +168,12 @@ _discard_later_output = click.option(
 )
 _batch_rows = click.option("--batch-rows", metavar="N", type=int, default=65_536, help="Rows read at a time.")
 
+health_option = click.option(
+    "--health",
+    metavar="[HOST:]PORT",
+    default=None,
+    help="Answer GET /healthz and /readyz at this address, for probes. Without HOST, only this machine reaches it.  [default: off]",
+)
 state_option = click.option("--state", metavar="DIR", default="state", help="Directory for checkpoints.")
 
 
@@ -195,6 +201,7 @@ shared_options = options_of(
         default="text",
         help="Format of log lines on stderr. With 'json', stderr has nothing else.",
     ),
+    health_option,
     click.option("--progress-every", metavar="SPAN", default="60s", hidden=True, help="With --logs json."),
 )
 

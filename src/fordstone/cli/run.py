@@ -7,8 +7,8 @@ command's, and it replaces the handler of SIGINT, which the engine then replaces
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from fordstone.hub.client.address import HubAddress
     from fordstone.plan.plan import Plan
     from fordstone.protocol.progress import Progress, Report
+    from fordstone.runtime.health import PipelineWatch
     from fordstone.spark.config import SparkConfig
 
 Part = Literal["edge", "center"]
@@ -208,6 +209,7 @@ def _run(
     plan = pipeline.plan()
     as_json, verbose, logs, every = (options.pop(name) for name in ("as_json", "verbose", "logs", "progress_every"))
     output: dict[str, Any] = {"as_json": as_json, "logged_every": every if logs == "json" else None}
+    health: str | None = options.pop("health")
     for name in (*engine_options(context, "spark" if engine == "edge" else "edge"), "center_on"):
         options.pop(name, None)
     given = {name: options.pop(name, None) for name in HUB}
@@ -219,11 +221,38 @@ def _run(
             options["node"] = node_of(None) if part == "edge" else CENTER_NODE
     outbox = outbox_of(options) if options.keys() >= OUTBOX else {}
     yes = options.pop("yes", False)
-    if engine == "spark":
-        _run_on_spark(plan, pipeline, options, file=file, verbose=verbose, yes=yes, **output)
-    else:
-        config = config_of(options | ({"hub": hub} | outbox if part == "edge" else {}))
-        _run_on_edge(plan, pipeline, config, yes=yes, **output)
+    with _watched(plan.pipeline, health) as watch:
+        if engine == "spark":
+            _run_on_spark(plan, pipeline, options, watch, file=file, verbose=verbose, yes=yes, **output)
+        else:
+            config = config_of(options | ({"hub": hub} | outbox if part == "edge" else {}))
+            _run_on_edge(plan, pipeline, config, watch, yes=yes, **output)
+
+
+@contextmanager
+def _watched(pipeline: str, address: str | None) -> Iterator[PipelineWatch | None]:
+    """Serve the health of a pipeline at this address; None: do not."""
+    if address is None:
+        yield None
+        return
+    from fordstone.runtime.health import HealthServer, PipelineWatch
+
+    watch = PipelineWatch(pipeline)
+    with wrong_usage():
+        server = HealthServer(address, [watch])
+    with server:
+        yield watch
+
+
+def _showing(*shown: Callable[[Progress], None] | None) -> Callable[[Progress], None]:
+    """A function that passes progress on to each of these."""
+    given = [show for show in shown if show is not None]
+
+    def show(progress: Progress) -> None:
+        for one in given:
+            one(progress)
+
+    return show
 
 
 def half_of(plan: Plan, part: Part, hub: HubAddress, *, from_earliest: bool = False) -> Plan:
@@ -239,7 +268,9 @@ def half_of(plan: Plan, part: Part, hub: HubAddress, *, from_earliest: bool = Fa
     return placed(half, hub, from_earliest=from_earliest)
 
 
-def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, *, yes: bool, **output: Any) -> None:
+def _run_on_edge(
+    plan: Plan, pipeline: Pipeline, config: RunConfig, watch: PipelineWatch | None, *, yes: bool, **output: Any
+) -> None:
     from fordstone.edge.run import run as run_plan
 
     if config.fresh:
@@ -247,11 +278,14 @@ def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, *, yes: bool
     dead_letters = config.home_of(plan.pipeline) / "dead-letters"
     view = make_view(plan, bounded=config.bounded, dead_letters=dead_letters, **output)
     hub = config.hub
+    watched = None if watch is None else watch.show
+    on_failure = None if watch is None else watch.restarting
     trim_memory()
 
     def work() -> Report:
         if hub is None:
-            return run_plan(plan, pipeline.functions, config, on_progress=view.show)
+            show = _showing(watched, view.show)
+            return run_plan(plan, pipeline.functions, config, on_progress=show, on_failure=on_failure)
         import fordstone
         from fordstone.edge.agent.health import HealthReporter
         from fordstone.hub.client.client import HubClient
@@ -262,12 +296,8 @@ def _run_on_edge(plan: Plan, pipeline: Pipeline, config: RunConfig, *, yes: bool
             closing(HubClient(hub, timeout_s=HEALTH_TIMEOUT_S)) as client,
             HealthReporter(client, clock=SystemClock(), **names) as health,
         ):
-
-            def show(progress: Progress) -> None:
-                health.show(progress)
-                view.show(progress)
-
-            return run_plan(plan, pipeline.functions, config, on_progress=show)
+            show = _showing(watched, health.show, view.show)
+            return run_plan(plan, pipeline.functions, config, on_progress=show, on_failure=on_failure)
 
     run_shown(view, work)
 
@@ -281,7 +311,15 @@ def config_of(options: dict[str, Any]) -> RunConfig:
 
 
 def _run_on_spark(
-    plan: Plan, pipeline: Pipeline, options: dict[str, Any], *, file: str, verbose: int, yes: bool, **output: Any
+    plan: Plan,
+    pipeline: Pipeline,
+    options: dict[str, Any],
+    watch: PipelineWatch | None,
+    *,
+    file: str,
+    verbose: int,
+    yes: bool,
+    **output: Any,
 ) -> None:
     """A task on Spark is a process with its own Polars, so Polars was limited to one thread before it was loaded."""
     master, memory, settings = (options.pop(name) for name in ("master", "memory", "settings"))
@@ -295,6 +333,8 @@ def _run_on_spark(
 
     dead_letters = dead_letters_of(config, plan.pipeline)
     bounded = config.bounded
+    show = None if watch is None else watch.show
+    on_failure = None if watch is None else watch.restarting
     view = make_view(plan, bounded=bounded, dead_letters=dead_letters, **output)
 
     def work() -> Report:
@@ -308,7 +348,8 @@ def _run_on_spark(
             file=file_of(file),
         ) as spark:
             view.note("running as a batch job ..." if config.bounded else "starting the query ...")
-            return run_plan(plan, pipeline.functions, config, spark=spark, on_progress=view.show)
+            shown = _showing(show, view.show)
+            return run_plan(plan, pipeline.functions, config, spark=spark, on_progress=shown, on_failure=on_failure)
 
     run_shown(view, work)
 

@@ -318,6 +318,10 @@ def _reject_options(context: click.Context) -> None:
         (OUTBOX - {"take_over"}) | {"center_on"},
         "this goes with --part edge or --part center. Without --part everything runs here, with its own hub.",
     )
+    if is_typed(context, "health"):
+        raise UsageError(
+            "--health: this pipeline has two tiers, which run here as several processes. It goes with --part edge or --part center."
+        )
     if is_typed(context, "from_checkpoint"):
         raise UsageError(_FROM_CHECKPOINT)
     if context.params["center_on"] == "spark":

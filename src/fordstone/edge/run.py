@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 HUB_WAIT: Final = Backoff(first_us=500_000, max_us=15_000_000)
 OnProgress = Callable[[Progress], None]
+OnFailure = Callable[[], None]
+"""Called when a run has failed and is started again after a wait."""
 TICK_SECONDS: Final = 0.01
 TICKS_PER_CALL: Final = 5
 """Number of checks whether the run is over per call of `every_tick`."""
@@ -135,6 +137,7 @@ def run(
     config: RunConfig | None = None,
     *,
     on_progress: OnProgress | None = None,
+    on_failure: OnFailure | None = None,
     stop: StopRequest | None = None,
     opener: Callable[[Job], ConnectorOpener] | None = None,
     **options: Unpack[RunOptions],
@@ -200,6 +203,8 @@ def run(
                         ) from error
                     case RestartAfter(wait_us=wait_us, failures=count):
                         failures, restarts = count, restarts + 1
+                        if on_failure is not None:
+                            on_failure()
                         log.warning(
                             "pipeline failed",
                             extra={"pipeline": plan.pipeline, "failures": count, "wait_us": wait_us, "problem": last},

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from fordstone.lang.duration import TIME_MIN_US, human_us
+from fordstone.protocol.health import WaitsFor
 
 
 class WaitedFor(NamedTuple):
@@ -122,7 +123,11 @@ class Progress(Counters, frozen=True, kw_only=True, forbid_unknown_fields=False)
     pipeline: str
     elapsed_us: int
     stalled: str | None = None
-    """Why nothing can be sealed now."""
+    """Why nothing can be sealed now, or why only a part of the input is read."""
+    waits_for: WaitsFor | None = None
+    """What `stalled` is about."""
+    busy: bool = False
+    """Rows are being processed that `rows_in` does not count yet: on Spark, a batch is running."""
     hub_problem: str | None = None
     """Why nothing can be sent to the hub now."""
     stopping: bool = False

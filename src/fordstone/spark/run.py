@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from fordstone.api.pipeline import Pipeline
-    from fordstone.edge.run import OnProgress
+    from fordstone.edge.run import OnFailure, OnProgress
     from fordstone.epochs.manifest import Cut
     from fordstone.operators.base import Functions
     from fordstone.spark.hosted.commit import BatchOutcome
@@ -96,6 +96,7 @@ def run_plan(
     *,
     spark: SparkSession | None = None,
     on_progress: OnProgress | None = None,
+    on_failure: OnFailure | None = None,
     restart: RestartPolicy | None = None,
 ) -> Report:
     """As `run`. `on_progress` is called about 20 times a second."""
@@ -153,6 +154,8 @@ def run_plan(
                         ) from error
                     case RestartAfter(wait_us=wait_us, failures=count):
                         failures, tally.restarts = count, tally.restarts + 1
+                        if on_failure is not None:
+                            on_failure()
                         log.warning(
                             "query failed",
                             extra={"pipeline": plan.pipeline, "failures": count, "wait_us": wait_us, "problem": last},
@@ -294,6 +297,7 @@ class _Tally:
         self._heard: dict[tuple[str, str], tuple[int, int]] = {}
         """Of each partition the position, and the monotonic clock when it last changed."""
         self._commit_us: int | None = None
+        self._busy = False
         self.restarts = 0
 
     def add(self, outcome: BatchOutcome) -> None:
@@ -327,7 +331,9 @@ class _Tally:
                     self._heard[source, name] = (one.position, now_us)
 
     def look(self, stream: StreamingQuery) -> None:
-        """Take how long Spark took to commit its last batch."""
+        """Take whether a batch is running, and how long Spark took to commit the last one."""
+        status = stream.status
+        self._busy = bool(status["isTriggerActive"] and status["isDataAvailable"])
         last = stream.lastProgress
         if last is not None:
             durations = dict(last.durationMs)
@@ -342,6 +348,7 @@ class _Tally:
             self._so_far,
             held_back=held,
             checkpoint_us=self._commit_us,
+            busy=self._busy,
             restarts=self.restarts,
             stopping=stopping,
             elapsed_us=now_us - self._began_us,

@@ -257,6 +257,10 @@ class Supervisor:
         """Return the exit code of this job's last process; None if none has ended."""
         return self._entries[name].code
 
+    def starts_of(self, name: str) -> int:
+        """Return how often a process of this job was started."""
+        return self._entries[name].starts
+
     @property
     def given_up(self) -> dict[str, str]:
         """The jobs that failed and are not started again, with the reason."""

@@ -212,6 +212,7 @@ class Engine:
             interval_us=self._interval_us,
             restarts=restarts,
             stalled=self.writer.stall or (None if self._limit is None else self._limit.reason),
+            waits_for=self.writer.stalled_by or (None if self._limit is None else "state"),
             elapsed_us=self.environment.clock.monotonic_us() - self._began_us,
             share=share,
             read_bytes=round(share * size_bytes) if share is not None and size_bytes is not None else None,

@@ -17,13 +17,15 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from fordstone.connectors.base import SinkDelayedError
 from fordstone.edge.engine.release import ReleaseLog, Retention, SinkRelease
 from fordstone.edge.engine.sealing import Crossing, Draft, Identity, OutputRules, Sealing
-from fordstone.edge.link.outbox import Outbox
+from fordstone.edge.link.outbox import Outbox, OutboxFullError
 from fordstone.epochs.manifest import Manifest
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import StorageError
 from fordstone.plan.ids import Epoch
+from fordstone.protocol.health import WaitsFor
 from fordstone.protocol.retry import DISK_RETRY_US
 from fordstone.runtime.clock import Clock
 from fordstone.storage.disk import FatalStorageError
@@ -78,6 +80,7 @@ class Writer:
         self.wake: Callable[[], None] = lambda: None
         self.last: Written | None = None
         self.stall: str | None = None
+        self.stalled_by: WaitsFor | None = None
         self.epoch = Epoch(next_epoch - 1)
         """The newest epoch that is sealed."""
         self.sealed_count = 0
@@ -176,11 +179,21 @@ class Writer:
             except FatalStorageError:
                 raise
             except StorageError as error:
-                self.stall = str(error)
+                self.stall, self.stalled_by = str(error), _what_refused(error)
                 self._stalled()
                 self._retry_at_us = self._clock.monotonic_us() + DISK_RETRY_US
                 yield
             else:
-                self.stall = None
+                self.stall = self.stalled_by = None
                 yield
                 return
+
+
+def _what_refused(error: StorageError) -> WaitsFor:
+    match error:
+        case OutboxFullError():
+            return "hub"
+        case SinkDelayedError():
+            return "sink"
+        case _:
+            return "disk"

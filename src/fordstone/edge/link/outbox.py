@@ -114,6 +114,10 @@ _PACK: Final = msgspec.msgpack.Encoder()
 _UNPACK: Final = msgspec.msgpack.Decoder(_Kept)
 
 
+class OutboxFullError(StorageError):
+    """What waits for the hub takes all the room that it may take."""
+
+
 class Outbox:
     """Written by two threads, the writer's and the sender's; read by any."""
 
@@ -258,7 +262,7 @@ class Outbox:
             if self._drops:
                 self._drop(beyond)
                 return
-        raise StorageError(
+        raise OutboxFullError(
             f"the outbox is full: {waiting_bytes} bytes of {self.epochs} epochs wait for the hub, and {size_bytes} more do not fit into "
             f"{self._bytes_max}. Nothing more is read until the hub takes some of them. Bring the hub back, or give the outbox more "
             "room (--outbox-max)."

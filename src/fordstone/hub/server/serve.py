@@ -30,6 +30,7 @@ import uvicorn
 from starlette.routing import Router
 
 from fordstone.errors import ConfigError, StorageError
+from fordstone.hub.listen import bound, parse_listen
 from fordstone.hub.messages import Rejection
 from fordstone.hub.server.auth import TokenFile, Tokens
 from fordstone.hub.server.connection import Acceptor, Connection, Connections
@@ -319,17 +320,6 @@ def _scrubbing(options: HubOptions, store: BlobStore) -> Scrubbing | None:
     return Scrubbing(bytes_per_s=options.scrub_bytes_per_s) if options.scrub_bytes_per_s else None
 
 
-def parse_listen(text: str) -> tuple[str, int]:
-    """Split `host:port`, or `[v6]:port`."""
-    host, colon, port = text.strip().rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not colon or not bare or ("[" in host) != (":" in bare) or not (port.isascii() and port.isdigit()):
-        raise ConfigError(f"--listen {text!r} is not HOST:PORT, such as 127.0.0.1:7411 or [::1]:7411.")
-    if int(port[:6]) > 65_535:  # noqa: PLR2004 - the largest port
-        raise ConfigError(f"--listen {text!r}: ports go up to 65535; 0 takes one that is free.")
-    return bare, int(port)
-
-
 def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
     """Make a context for TLS 1.2 and later with this certificate; None if there is none."""
     if cert is None and key is None:
@@ -353,26 +343,6 @@ def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext | None:
             f"{cert} and {key} are not a certificate and its key in PEM form: {error.strerror or error}."
         ) from error
     return context
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """Make a socket that has its address and does not listen yet; port 0 takes a free one."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        # With the protocol named, asyncio sends at once; without, every answer waits 40 ms for an acknowledgement.
-        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            sock.setblocking(False)  # noqa: FBT003 - the name of the argument is `flag`
-        except OSError:
-            sock.close()
-            raise
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen at {host}:{port}: {error.strerror or error}. Choose another address with --listen; port 0 takes a free one."
-        ) from error
-    return sock
 
 
 def check_exposure(sock: socket.socket, *, tls: bool, tokens: int, options: HubOptions) -> None:
