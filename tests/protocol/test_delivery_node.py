@@ -120,6 +120,7 @@ def test_every_code_of_the_hub_has_a_reaction() -> None:
     assert {code: reaction_to(code) for code in codes if reaction_to(code) is not Reaction.RETRY} == {
         "stale_generation": Reaction.STOP_FENCED,
         "held": Reaction.STOP_HELD,
+        "forgotten": Reaction.STOP_FORGOTTEN,
         "not_found": Reaction.RENEW_LEASE,
         "not_head": Reaction.RENEW_LEASE,
         "gap": Reaction.RECONCILE,

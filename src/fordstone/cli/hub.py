@@ -16,6 +16,7 @@ import click
 from fordstone.cli import format as fmt
 from fordstone.cli.ask import show
 from fordstone.cli.errors import UsageError, UserError, wrong_usage
+from fordstone.cli.forget import forget
 from fordstone.cli.format import Table, safe
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.options import HelpCommand, HelpGroup, json_option, options_of, reader_options
@@ -432,6 +433,7 @@ hub.add_command(scrub)
 hub.add_command(quarantine)
 hub.add_command(release)
 hub.add_command(skip)
+hub.add_command(forget)
 
 
 def nodes_table(found: Sequence[NodeInfo], now_us: int) -> Table:

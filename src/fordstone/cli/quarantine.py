@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 REASON: Final = "set by the operator"
 
-_pipeline_option = click.option("--pipeline", metavar="P", default=None, help="The pipeline, if the node runs several.")
+pipeline_option = click.option("--pipeline", metavar="P", default=None, help="The pipeline, if the node runs several.")
 
 
 @click.command(
@@ -33,7 +33,7 @@ _pipeline_option = click.option("--pipeline", metavar="P", default=None, help="T
     ],
 )
 @click.argument("node", required=False)
-@_pipeline_option
+@pipeline_option
 @click.option(
     "--epoch",
     metavar="E",
@@ -69,7 +69,7 @@ def quarantine(
     if len(reason) > REASON_CHARS_MAX:
         raise UsageError(f"--reason has {len(reason)} characters; {REASON_CHARS_MAX} are allowed.")
     with connected(**hub) as client:
-        info = _one_node(client, node, pipeline)
+        info = one_node(client, node, pipeline)
         body = QuarantineRequest(epoch=epoch or info.head + 1, reason=reason, by=OPERATOR)
         change = request(client, lambda client: client.quarantine(info.pipeline, node, body))
     if as_json:
@@ -87,7 +87,7 @@ def quarantine(
     examples=["fordstone hub release truck-7", "fordstone hub release --all"],
 )
 @click.argument("node", required=False)
-@_pipeline_option
+@pipeline_option
 @click.option(
     "--all", "every", is_flag=True, help="Release all nodes in quarantine; with --pipeline, those of this pipeline."
 )
@@ -101,7 +101,7 @@ def release(*, node: str | None, pipeline: str | None, every: bool, **hub: Any) 
         raise UsageError("name one node, or give --all.")
     with connected(**hub) as client:
         if node is not None:
-            chosen = [_one_node(client, node, pipeline)]
+            chosen = [one_node(client, node, pipeline)]
         else:
             found = request(client, lambda client: client.nodes()).nodes
             chosen = [one for one in found if one.quarantine is not None and pipeline in {None, one.pipeline}]
@@ -122,7 +122,7 @@ def release(*, node: str | None, pipeline: str | None, every: bool, **hub: Any) 
     ],
 )
 @click.argument("node")
-@_pipeline_option
+@pipeline_option
 @click.option(
     "--until", metavar="E", type=click.IntRange(min=0), required=True, help="The last epoch that readers pass over."
 )
@@ -135,7 +135,7 @@ def skip(*, node: str, pipeline: str | None, until: int, **hub: Any) -> None:
     from fordstone.hub.messages import SkipRequest
 
     with connected(**hub) as client:
-        info = _one_node(client, node, pipeline)
+        info = one_node(client, node, pipeline)
         skipped = request(client, lambda client: client.skip(info.pipeline, node, SkipRequest(until=until)))
     click.echo(
         f"readers pass over {epochs_text(skipped.first, skipped.last)} of {node} ({info.pipeline}), with "
@@ -194,7 +194,7 @@ def epochs_text(first: int, last: int) -> str:
     return "no epoch" if last < first else f"epoch {first}" if first == last else f"epochs {first} to {last}"
 
 
-def _one_node(client: HubClient, node: str, pipeline: str | None) -> NodeInfo:
+def one_node(client: HubClient, node: str, pipeline: str | None) -> NodeInfo:
     """Return the one pipeline on this node; an error if there are several, or none."""
     found = [one for one in request(client, lambda client: client.nodes()).nodes if one.node == node]
     chosen = [one for one in found if pipeline in {None, one.pipeline}]

@@ -440,7 +440,8 @@ class HubSource(Source):
         return self._marks.get(node, NOWHERE)
 
     def _note(self, node: str, at: NodePosition) -> None:
-        if at.epoch > self._marks.get(node, NOWHERE).epoch:
+        # Without a chain: the end of epochs that were discarded at the hub. There is nothing to compare.
+        if at.epoch > self._marks.get(node, NOWHERE).epoch and at.chain:
             self._marks[node] = at
 
     def _end_of(self, node: str) -> int | None:

@@ -130,13 +130,15 @@ class Committed(Message, frozen=True):
 
 ErrorCode: TypeAlias = Literal[
     "gap", "other_content", "not_head", "stale_generation", "missing_blobs", "held", "wrong_digest", "too_large", "too_many_requests",
-    "bad_request", "bad_name", "unauthorised", "forbidden", "not_found", "storage", "gone", "failed", "limit_reached",
+    "bad_request", "bad_name", "unauthorised", "forbidden", "not_found", "storage", "gone", "failed", "limit_reached", "forgotten",
+    "unread",
 ]  # fmt: skip
 STATUS: Final[dict[ErrorCode, int]] = {
     "gap": 409,
     "other_content": 409,
     "held": 409,
     "limit_reached": 409,
+    "unread": 409,
     "not_head": 409,
     "stale_generation": 412,
     "missing_blobs": 424,
@@ -150,6 +152,7 @@ STATUS: Final[dict[ErrorCode, int]] = {
     "not_found": 404,
     "storage": 507,
     "gone": 410,
+    "forgotten": 410,
     "failed": 500,
 }
 """Which HTTP status belongs to which error."""
@@ -339,7 +342,7 @@ class NodeEpochs(Message, frozen=True):
     first: int = 0
     """The first of them; 0: there is none."""
     end: NodePosition = NodePosition()
-    """The last of them."""
+    """The last of them; without any, where readers go on that pass over epochs that were removed. Its chain may be unknown (empty)."""
     stopped: NodeStop | None = None
 
 
@@ -468,6 +471,26 @@ class SkippedEpochs(Message, frozen=True):
     rows: int
     """Of these epochs, as far as the hub has them when they were skipped."""
     at_us: int
+
+
+class ForgetRequest(Message, frozen=True):
+    """`POST /pipelines/{p}/nodes/{node}/forget` and `POST /pipelines/{p}/streams/{s}/forget`: remove it, for it is gone for good."""
+
+    discard_unread: bool = False
+    """Remove also epochs that may still be read. Otherwise they are a reason to reject the request (`unread`)."""
+
+
+class Forgotten(Message, frozen=True):
+    """What was discarded with a node or a stream."""
+
+    epochs: int = 0
+    """Those that not all registered consumers had read, or that nobody reads."""
+    rows: int = 0
+    """Of these epochs."""
+    retired: bool = False
+    """The name of the node stays reserved: a node that comes back under it is rejected (`forgotten`)."""
+    changed: bool = True
+    """False: it was forgotten before."""
 
 
 class NodeInfo(Message, frozen=True):

@@ -257,6 +257,8 @@ class Reaction(Enum):
     """A newer generation commits: this process stops."""
     STOP_HELD = auto()
     """Another holder has the lease, and `take_over` was not given."""
+    STOP_FORGOTTEN = auto()
+    """The hub has forgotten this node, and uses its name no more."""
     RENEW_LEASE = auto()
     """The hub does not have the lease, or its newest epoch is another one than the request named: look again, and request it."""
     RECONCILE = auto()
@@ -270,6 +272,7 @@ class Reaction(Enum):
 _REACTIONS: Final = {
     "stale_generation": Reaction.STOP_FENCED,
     "held": Reaction.STOP_HELD,
+    "forgotten": Reaction.STOP_FORGOTTEN,
     "not_found": Reaction.RENEW_LEASE,
     "not_head": Reaction.RENEW_LEASE,
     "gap": Reaction.RECONCILE,

@@ -7,8 +7,8 @@ in the outbox.
 compares again; it never guesses.
 
 Invariants: nothing is committed before all its blobs are at the hub; nothing leaves the outbox that the hub has not
-acknowledged; trouble with the network or the hub never ends the pipeline, but a newer generation, another holder, and
-disagreement about what was sealed do.
+acknowledged; trouble with the network or the hub never ends the pipeline, but a newer generation, another holder,
+disagreement about what was sealed, and a hub that has forgotten the node do.
 """
 
 from __future__ import annotations
@@ -513,6 +513,15 @@ class Sender:
             case Reaction.STOP_HELD:
                 raise HubRefusedError(
                     f"{error} If that holder no longer exists, or was this machine with another state directory, start with --take-over.",
+                    status=error.status,
+                    code=error.code,
+                    refusal=error.refusal,
+                ) from error
+            case Reaction.STOP_FORGOTTEN:
+                self._drop_batch()
+                raise HubRefusedError(
+                    f"{error} Nothing more is sent. What was sealed here and not sent ({self._outbox.epochs} epochs) stays in the state "
+                    "directory.",
                     status=error.status,
                     code=error.code,
                     refusal=error.refusal,

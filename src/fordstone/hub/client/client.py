@@ -47,6 +47,8 @@ from fordstone.hub.messages import (
     EpochInfo,
     Epochs,
     EpochsRequest,
+    ForgetRequest,
+    Forgotten,
     Head,
     Health,
     Lease,
@@ -216,6 +218,18 @@ class HubClient:
     def skip(self, pipeline: str, node: str, request: SkipRequest) -> SkippedEpochs:
         """Let readers pass over the epochs at which they stop. For operators."""
         return self._ask("POST", f"{_node(pipeline, node)}/skip", SkippedEpochs, body=request)
+
+    def forget_node(self, pipeline: str, node: str, request: ForgetRequest) -> Forgotten:
+        """Remove a node that is gone for good, with its epochs. For operators."""
+        return self._ask("POST", f"{_node(pipeline, node)}/forget", Forgotten, body=request)
+
+    def forget_stream(self, pipeline: str, stream: str, request: ForgetRequest) -> Forgotten:
+        """Remove a stream that is gone for good, with its epochs of all nodes. For operators."""
+        return self._ask("POST", f"{_stream(pipeline, stream)}/forget", Forgotten, body=request)
+
+    def forget_consumer(self, pipeline: str, consumer: str) -> None:
+        """Remove a consumer: the hub keeps nothing for it any more. It may be gone already."""
+        self._call("DELETE", f"{API}/pipelines/{_part(pipeline)}/consumers/{_part(consumer)}")
 
     def publish(self, pipeline: str, control: str, version: ControlPublish) -> ControlVersion:
         """Publish a version of a control table; the same (owner, batch) again changes nothing."""

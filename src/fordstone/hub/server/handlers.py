@@ -44,6 +44,7 @@ from fordstone.hub.messages import (
     Digests,
     Epochs,
     EpochsRequest,
+    ForgetRequest,
     Health,
     LeaseRequest,
     Message,
@@ -59,7 +60,7 @@ from fordstone.hub.server.health import HubHealth
 from fordstone.hub.server.limits import DiskQuota
 from fordstone.hub.server.metrics import CONTENT_TYPE, HubMetrics, LogMetrics
 from fordstone.hub.server.uploads import NodeUploads
-from fordstone.hub.store import commits, quarantine
+from fordstone.hub.store import commits, forget, quarantine
 from fordstone.hub.store.blobs import CHUNK_BYTES, BlobLocks, BlobStore, Stored, Upload
 from fordstone.hub.store.log import HubLog, Key, Transaction
 from fordstone.hub.store.scrub import Scrub
@@ -260,6 +261,18 @@ class Handlers:
     async def skip(self, request: Request, pipeline: str, node: str) -> Response:
         asked = decoded(await request.body(), SkipRequest)
         return json_response(await self._write(lambda tx: quarantine.skip(tx, pipeline, node, asked)))
+
+    async def forget_node(self, request: Request, pipeline: str, node: str) -> Response:
+        asked = decoded(await request.body(), ForgetRequest)
+        forgotten = await self._write(lambda tx: forget.forget_node(tx, pipeline, node, asked))
+        self.uploads.read_again(node)
+        return json_response(forgotten)
+
+    async def forget_stream(self, request: Request, pipeline: str, stream: str) -> Response:
+        asked = decoded(await request.body(), ForgetRequest)
+        forgotten = await self._write(lambda tx: forget.forget_stream(tx, pipeline, stream, asked))
+        self.uploads.read_again()
+        return json_response(forgotten)
 
     async def save_health(self, request: Request, pipeline: str, node: str) -> Response:
         health = decoded(await request.body(), Health)

@@ -73,6 +73,8 @@ ROUTES: Final = (
     _route("PUT", _NODE + "/quarantine", "center", "quarantine"),
     _route("DELETE", _NODE + "/quarantine", "", "release"),
     _route("POST", _NODE + "/skip", "", "skip"),
+    _route("POST", _NODE + "/forget", "", "forget_node"),
+    _route("POST", _STREAM + "/forget", "", "forget_stream"),
     _route("GET", _STREAM + "/nodes", "center", "stream_nodes", polls=True),
     _route("POST", _STREAM + "/epochs", "center", "stream_epochs", body_bytes_max=None),
     _route("GET", _CONSUMER, "center", "position"),

@@ -102,6 +102,12 @@ class NodeUploads:
         known = self._node(node)
         known.committed_bytes, known.read_s = committed_bytes, self._clock_s()
 
+    def read_again(self, node: str | None = None) -> None:
+        """Ask the log again for what a node has before its next upload, or for what each node has: much may be gone."""
+        for name, known in self._nodes.items():
+            if node in {None, name}:
+                known.committed_bytes = None
+
     @contextlib.contextmanager
     def coming(self, node: str, size_bytes: int) -> Iterator[None]:
         """Count an upload while it is in progress; `Rejection` if the node has too much already."""

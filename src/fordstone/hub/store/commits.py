@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, assert_never
 
 from fordstone.hub.messages import (
@@ -37,12 +38,14 @@ from fordstone.hub.messages import (
     NodePosition,
     NodeStop,
     Rejection,
+    StopCode,
     StreamEpoch,
     StreamEpochs,
     StreamNodes,
 )
 from fordstone.hub.store.log import Transaction
-from fordstone.hub.store.sqlite import ChainedEntry, LogReader, NodeSegments
+from fordstone.hub.store.sqlite import ChainedEntry, ForgottenNode, LogReader, NodeSegments
+from fordstone.lang.duration import TIME_MIN_US
 from fordstone.protocol.chain import CHAIN_START, ChainFacts, PositionJudgement, chained, judge_position
 from fordstone.protocol.delivery import (
     Accept,
@@ -84,6 +87,8 @@ RUNBOOK: Final = "docs/how-to/restore-a-hub.md"
 def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> Lease:
     """Grant, renew or reject the right to commit."""
     known = tx.log.node(pipeline, node)
+    if known is None:
+        _check_not_forgotten(tx.log, pipeline, node)
     holding = None
     if known is not None and known.holder is not None and known.generation is not None:
         holding = Holding(holder=known.holder, fence=_fence(known.generation), start=known.start)
@@ -221,9 +226,10 @@ def save_position(tx: Transaction, pipeline: str, consumer: str, position: Consu
 
 
 def head(log: LogReader, pipeline: str, node: str) -> Head:
-    """Return a node's newest epoch; epoch 0 if the node is unknown."""
+    """Return a node's newest epoch; epoch 0 if the node is unknown. A node that was forgotten is rejected."""
     known = log.node(pipeline, node)
     if known is None:
+        _check_not_forgotten(log, pipeline, node)
         return Head(log_id=log.log_id(), former_logs=log.former_logs())
     return Head(
         epoch=known.head,
@@ -291,6 +297,9 @@ class Room:
 def _node_epochs(
     log: LogReader, pipeline: str, stream: str, node: str, wanted: EpochRange, request: EpochsRequest, room: Room
 ) -> NodeEpochs:
+    gone = log.forgotten_node(pipeline, node)
+    if gone is not None:
+        return _closing_epoch(gone, wanted, request)
     facts = log.chain_facts(pipeline, node, wanted.seen.epoch)
     if wanted.seen.epoch > facts.head and _is_awaited(log, pipeline, node):
         return NodeEpochs()
@@ -298,6 +307,8 @@ def _node_epochs(
     removed, lost = (0, ()) if segments is None else (segments.removed, log.lost_epochs(segments.node_id))
     gap = next((gap for gap in lost if gap[1] > wanted.after), None)
     stopped = _stopped(wanted, facts, removed, gap)
+    if stopped is None and segments is None and log.is_stream_forgotten(pipeline, stream):
+        return _none_until(wanted, log.chain_facts(pipeline, node, wanted.until or 0))
     if stopped is not None or segments is None:
         return NodeEpochs(stopped=stopped)
     after, until = max(wanted.after, removed), NUMBER_MAX if wanted.until is None else wanted.until
@@ -306,6 +317,43 @@ def _node_epochs(
     find = _listed if request.listed else _planned
     found = find(log, segments, after, until, request, room)
     return found if found.first else _passed_over(log, segments, wanted, facts)
+
+
+def _closing_epoch(gone: ForgottenNode, wanted: EpochRange, request: EpochsRequest) -> NodeEpochs:
+    """Return the end of a node that was forgotten: one epoch without rows, after all that it had."""
+    facts = ChainFacts(head=gone.epoch, head_chain=gone.chain)
+    judgement = judge_position(wanted.seen.epoch, wanted.seen.chain, facts)
+    if judgement is PositionJudgement.BEYOND or judgement is PositionJudgement.DIFFERS:
+        reason = describe_misfit(judgement, wanted.seen, gone.epoch)
+        code: StopCode = "beyond" if judgement is PositionJudgement.BEYOND else "differs"
+        return NodeEpochs(stopped=NodeStop(code=code, reason=reason))
+    if wanted.until is not None and wanted.until < gone.epoch:
+        return _none_until(wanted, None)
+    if wanted.after >= gone.epoch:
+        return NodeEpochs()
+    closing = StreamEpoch(
+        seq=gone.seq,
+        node=gone.node,
+        epoch=gone.epoch,
+        chain=gone.chain,
+        runs=(),
+        watermark_us=TIME_MIN_US,
+        received_us=gone.at_us,
+        ended=True,
+    )
+    return NodeEpochs(
+        epochs=(closing,) if request.listed else (), first=gone.epoch, end=NodePosition(gone.epoch, gone.chain)
+    )
+
+
+def _none_until(wanted: EpochRange, facts: ChainFacts | None) -> NodeEpochs:
+    """Let a read that was planned before its epochs were discarded pass over them. `facts`: at its end, if the log has the node."""
+    if wanted.until is None or wanted.until <= wanted.after:
+        return NodeEpochs()
+    chain = wanted.seen.chain if wanted.seen.epoch == wanted.until else CHAIN_START
+    if facts is not None:
+        chain = (facts.head_chain if wanted.until == facts.head else facts.chain) or chain
+    return NodeEpochs(end=NodePosition(wanted.until, chain))
 
 
 def _is_awaited(log: LogReader, pipeline: str, node: str) -> bool:
@@ -392,9 +440,11 @@ def check_positions(
     for stream, nodes in position.streams.items():
         kept[stream] = {}
         for node, at in nodes.items():
-            facts = log.chain_facts(pipeline, node, at.epoch)
+            facts, gone = log.chain_facts(pipeline, node, at.epoch), log.forgotten_node(pipeline, node)
+            if gone is not None:
+                facts = ChainFacts(head=gone.epoch, head_chain=gone.chain)
             judgement = judge_position(at.epoch, at.chain, facts)
-            if judgement is PositionJudgement.FITS:
+            if judgement is PositionJudgement.FITS or (gone is not None and at.epoch < gone.epoch):
                 kept[stream][node] = at
             else:
                 refused.setdefault(stream, {})[node] = describe_misfit(judgement, at, facts.head)
@@ -438,7 +488,7 @@ def publish(tx: Transaction, pipeline: str, control: str, body: ControlPublish) 
         )
     if known.newest == 0:
         where = f"control table {control} of pipeline {pipeline}"
-        remedy = "Remove pipelines that are gone for good: fordstone hub forget pipeline"
+        remedy = "Control tables stay for as long as the hub's data: publish to one that is there"
         of_pipeline, in_all = tx.log.count_controls(pipeline) + 1, tx.log.count_controls(None) + 1
         _check_limit(where, of_pipeline, tx.limits.controls_per_pipeline, "control tables of a pipeline", remedy)
         _check_limit(where, in_all, tx.limits.controls, "control tables", remedy)
@@ -474,6 +524,19 @@ def control_page(log: LogReader, pipeline: str, control: str, *, after: int, lim
     return ControlPage(
         versions=log.control_versions(table.table_id, start=start, limit=limit), newest=newest, log_id=log.log_id()
     )
+
+
+def _check_not_forgotten(log: LogReader, pipeline: str, node: str) -> None:
+    gone = log.forgotten_node(pipeline, node)
+    if gone is not None:
+        at = datetime.fromtimestamp(gone.at_us // 1_000_000, UTC)
+        raise Rejection(
+            "forgotten",
+            f"pipeline {pipeline} on node {node} was forgotten at {at:%Y-%m-%d %H:%M:%S} UTC, with its epochs up to {gone.epoch - 1} "
+            "(fordstone hub forget node). Its name is not used again, because readers have positions in what it had sent.\n"
+            "To let this machine send again, start it with another node name (--node). Under that name it begins with an empty state, "
+            "so rows that its sources still have are read, and sent, again.",
+        )
 
 
 def _check_new_node(tx: Transaction, pipeline: str, node: str) -> None:

@@ -1,4 +1,4 @@
-"""Remove what no reader needs: read segments, old versions of control tables, blobs without references.
+"""Remove what no reader needs: read segments, what was forgotten, old versions of control tables, blobs without references.
 
 Runs beside everything else, a bounded piece at a time, so that commits never wait long. Calls are serial: one thread.
 
@@ -57,6 +57,8 @@ class Keeping:
 class Removed:
     """What one round has removed."""
 
+    discarded: int = 0
+    """Segments and entries of nodes and streams that were forgotten."""
     segments: int = 0
     entries: int = 0
     versions: int = 0
@@ -105,6 +107,7 @@ class Retention:
     def _round(self) -> Removed:
         self._failpoints.hit("hub.gc-before")
         piece = PIECE if self._log.has_reserve() else FULL_PIECE
+        discarded = self._write(lambda tx: tx.log.remove_discarded(limit=piece))
         segments = self._remove_segments(piece)
         entries = self._remove_entries(piece)
         versions = self._remove_versions(piece)
@@ -112,13 +115,14 @@ class Retention:
         blobs = self._remove_blobs(piece)
         pages = self._return_space()
         return Removed(
+            discarded=discarded,
             segments=segments,
             entries=entries,
             versions=versions,
             publishers=publishers,
             blobs=blobs,
             pages=pages,
-            more=max(segments, entries, versions, publishers, blobs) >= piece or pages >= PAGES_PIECE,
+            more=max(discarded, segments, entries, versions, publishers, blobs) >= piece or pages >= PAGES_PIECE,
         )
 
     def sweep(self) -> int:

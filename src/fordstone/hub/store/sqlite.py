@@ -5,6 +5,8 @@ facts and carry out changes; they reject no request. Ids (`node_id`, `stream_id`
 
 Invariants: a transaction becomes visible and durable as a whole or not at all; a snapshot shows whole transactions only. A file
 of a newer version is rejected, never changed. `blobs.refs` is the number of references that rows of other tables hold.
+Rows of `segments` and
+`entries` stay for a while after their node or stream was forgotten, as `discarded` says; ids are never used again.
 `blobs.stored_us` is in the hub's running time (`ran_us`), which nobody sets. `blobs.small`: the content is in `small_blobs` rather than in the blob store. `blobs.damaged`: the content has another digest, or is
 gone; such a blob counts as missing until it is stored again.
 """
@@ -46,10 +48,11 @@ from fordstone.hub.store.blobs import Stored
 from fordstone.hub.store.reserve import Reserve
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.protocol.chain import ChainFacts
+from fordstone.protocol.forget import Unread
 from fordstone.protocol.retention import Mark
 from fordstone.state.base import RunRef
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 BUSY_MS: Final = 10_000
 PAGE_BYTES: Final = 4_096
 WAL_PAGES: Final = 4_000
@@ -61,6 +64,8 @@ GENERATIONS_SKIPPED: Final = 1_000
 """Take-overs of one node that may have happened between a backup and its restore: the next hub generation is beyond them."""
 _FULL: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE})
 """Errors of a full disk; the second one is of the index of the write-ahead log."""
+_ENTRIES: Final = 0
+"""Stands in `discarded` for the entries of a node, in place of a stream."""
 PARAMETERS_MAX: Final = 500
 """Maximum number of values in one `IN (...)`."""
 _CONSUMER_READS_STREAM: Final = (
@@ -68,6 +73,12 @@ _CONSUMER_READS_STREAM: Final = (
     "OR NOT EXISTS (SELECT 1 FROM consumer_streams cs WHERE cs.consumer_id = c.id))"
 )
 """A consumer that has named streams reads these only; one that has named none reads all of its pipeline."""
+_READ_BY_ALL: Final = (
+    "coalesce((SELECT min(coalesce(p.epoch, 0)) FROM consumers c "  # noqa: S608 - a constant
+    "LEFT JOIN passed p ON p.consumer_id = c.id AND p.stream = s.stream AND p.node = n.node "
+    f"WHERE c.pipeline = s.pipeline AND {_CONSUMER_READS_STREAM}), 0)"
+)
+"""The epoch up to which every consumer of a stream has read a node; 0 while no consumer is registered."""
 
 _DIGEST: Final = re.compile(rb"[0-9a-f]{64}")
 _REFERENCES: Final = (
@@ -101,7 +112,7 @@ CREATE TABLE marks (ran_us INTEGER PRIMARY KEY, seq INTEGER NOT NULL);
 CREATE TABLE former_logs (log_id TEXT PRIMARY KEY, restored_us INTEGER NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE nodes (
-  id INTEGER PRIMARY KEY,
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
   pipeline TEXT NOT NULL,
   node TEXT NOT NULL,
   holder TEXT,
@@ -120,7 +131,7 @@ CREATE TABLE nodes (
 CREATE INDEX nodes_by_name ON nodes (node);
 
 CREATE TABLE entries (
-  node_id INTEGER NOT NULL REFERENCES nodes (id),
+  node_id INTEGER NOT NULL,
   epoch INTEGER NOT NULL,
   seq INTEGER NOT NULL,
   first INTEGER NOT NULL,
@@ -163,7 +174,7 @@ CREATE TABLE skips (
 ) WITHOUT ROWID;
 
 CREATE TABLE streams (
-  id INTEGER PRIMARY KEY,
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
   pipeline TEXT NOT NULL,
   stream TEXT NOT NULL,
   UNIQUE (pipeline, stream)
@@ -190,8 +201,8 @@ CREATE INDEX stream_nodes_by_node ON stream_nodes (node_id);
 CREATE INDEX stream_nodes_by_seq ON stream_nodes (stream_id, seq);
 
 CREATE TABLE segments (
-  stream_id INTEGER NOT NULL REFERENCES streams (id),
-  node_id INTEGER NOT NULL REFERENCES nodes (id),
+  stream_id INTEGER NOT NULL,
+  node_id INTEGER NOT NULL,
   epoch INTEGER NOT NULL,
   seq INTEGER NOT NULL,
   runs BLOB NOT NULL,
@@ -201,6 +212,28 @@ CREATE TABLE segments (
   received_us INTEGER NOT NULL,
   ended INTEGER NOT NULL,
   PRIMARY KEY (stream_id, node_id, epoch)
+) WITHOUT ROWID;
+
+CREATE TABLE forgotten_nodes (
+  pipeline TEXT NOT NULL,
+  node TEXT NOT NULL,
+  epoch INTEGER NOT NULL,
+  chain TEXT NOT NULL,
+  seq INTEGER NOT NULL,
+  at_us INTEGER NOT NULL,
+  PRIMARY KEY (pipeline, node)
+) WITHOUT ROWID;
+CREATE INDEX forgotten_nodes_by_seq ON forgotten_nodes (pipeline, seq);
+CREATE TABLE forgotten_streams (
+  pipeline TEXT NOT NULL,
+  stream TEXT NOT NULL,
+  at_us INTEGER NOT NULL,
+  PRIMARY KEY (pipeline, stream)
+) WITHOUT ROWID;
+CREATE TABLE discarded (
+  node_id INTEGER NOT NULL,
+  stream_id INTEGER NOT NULL,
+  PRIMARY KEY (node_id, stream_id)
 ) WITHOUT ROWID;
 
 CREATE TABLE checkpoints (
@@ -312,6 +345,17 @@ class NodeRecord:
     """The chain at `head` (`protocol.chain`)."""
     resync: bool
     """The log was restored from a backup, and the node has not been in contact since."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgottenNode:
+    """What is left of a node that was forgotten: its closing epoch, which comes after all that it had."""
+
+    node: str
+    epoch: int
+    chain: str
+    seq: int
+    at_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -538,14 +582,20 @@ class LogReader:
         )  # fmt: skip
 
     def stream_nodes(self, pipeline: str, stream: str, *, after: int, limit: int) -> tuple[StreamNode, ...]:
-        """List the nodes of a stream with a commit later than `after`, in order of `seq`."""
+        """List the nodes of a stream with a commit later than `after`, in order of `seq`.
+
+        A node that was forgotten has ended, for readers that may know it: those that go on from a commit, and consumers with a position.
+        """
         rows = self._db.execute(
-            "SELECT n.node, sn.seq, sn.last, sn.chain, sn.newest_us, sn.received_us, sn.ended, sn.removed, sn.size_bytes "
-            "FROM stream_nodes sn "
-            "JOIN nodes n ON n.id = sn.node_id "
-            "WHERE sn.stream_id = (SELECT id FROM streams WHERE pipeline = ? AND stream = ?) AND sn.seq > ? "
-            "ORDER BY sn.seq LIMIT ?",
-            (pipeline, stream, after, limit),
+            "SELECT * FROM (SELECT n.node, sn.seq AS seq, sn.last, sn.chain, sn.newest_us, sn.received_us, sn.ended, sn.removed, sn.size_bytes "
+            "FROM stream_nodes sn JOIN nodes n ON n.id = sn.node_id "
+            "WHERE sn.stream_id = (SELECT id FROM streams WHERE pipeline = :pipeline AND stream = :stream) AND sn.seq > :after "
+            "ORDER BY sn.seq LIMIT :limit) "
+            "UNION ALL SELECT * FROM (SELECT f.node, f.seq, f.epoch, f.chain, :time, f.at_us, 1, f.epoch - 1, 0 FROM forgotten_nodes f "
+            "WHERE f.pipeline = :pipeline AND f.seq > :after AND (:after > 0 OR EXISTS (SELECT 1 FROM consumers c JOIN passed p "
+            "ON p.consumer_id = c.id WHERE c.pipeline = f.pipeline AND p.stream = :stream AND p.node = f.node)) "
+            "ORDER BY f.seq LIMIT :limit) ORDER BY seq LIMIT :limit",
+            {"pipeline": pipeline, "stream": stream, "after": after, "limit": limit, "time": TIME_MIN_US},
         )
         return tuple(
             StreamNode(
@@ -588,6 +638,57 @@ class LogReader:
             "SELECT epoch, rows FROM segments WHERE stream_id = ? AND node_id = ? AND epoch > ? AND epoch <= ? ORDER BY epoch",
             (of.stream_id, of.node_id, after, until),
         )
+
+    def forgotten_node(self, pipeline: str, node: str) -> ForgottenNode | None:
+        """Return what is left of a node that was forgotten; None: it was not, or it had no epochs."""
+        row = self._db.execute(
+            "SELECT epoch, chain, seq, at_us FROM forgotten_nodes WHERE pipeline = ? AND node = ?", (pipeline, node)
+        ).fetchone()
+        return None if row is None else ForgottenNode(node=node, epoch=row[0], chain=row[1], seq=row[2], at_us=row[3])
+
+    def is_stream_forgotten(self, pipeline: str, stream: str) -> bool:
+        """Whether a stream was forgotten, and no node has written to it since."""
+        return bool(
+            self._count("SELECT count(*) FROM forgotten_streams WHERE pipeline = ? AND stream = ?", pipeline, stream)
+        )
+
+    def last_contact(self, node_id: int) -> tuple[int, Health | None]:
+        """Return when a node was last in contact, and its last report."""
+        seen_us, health = self._db.execute("SELECT seen_us, health FROM nodes WHERE id = ?", (node_id,)).fetchone()
+        return seen_us, None if health is None else msgspec.json.decode(health, type=Health)
+
+    def stream_id(self, pipeline: str, stream: str) -> int | None:
+        row = self._db.execute(
+            "SELECT id FROM streams WHERE pipeline = ? AND stream = ?", (pipeline, stream)
+        ).fetchone()
+        return None if row is None else int(row[0])
+
+    def newest_writers(self, stream_id: int) -> list[str]:
+        """List the nodes whose newest epoch has a stream."""
+        rows = self._db.execute(
+            "SELECT n.node FROM stream_nodes sn JOIN nodes n ON n.id = sn.node_id WHERE sn.stream_id = ? AND sn.last = n.head "
+            "ORDER BY n.node",
+            (stream_id,),
+        )
+        return [node for (node,) in rows]
+
+    def unread_of_node(self, node_id: int) -> Unread:
+        """Count the epochs of a node that not all consumers have read, of any of its streams, and their rows."""
+        return self._unread("count(DISTINCT g.epoch)", "sn.node_id = ?", node_id)
+
+    def unread_of_stream(self, stream_id: int) -> Unread:
+        """Count the epochs of all nodes of a stream that not all consumers have read, and their rows."""
+        return self._unread("count(*)", "sn.stream_id = ?", stream_id)
+
+    def _unread(self, epochs: str, chosen: str, value: int) -> Unread:
+        row = self._db.execute(
+            f"SELECT {epochs}, coalesce(sum(g.rows), 0) FROM (SELECT sn.stream_id, sn.node_id, "  # noqa: S608 - constants
+            f"{_READ_BY_ALL} AS read FROM stream_nodes sn JOIN streams s ON s.id = sn.stream_id "
+            f"JOIN nodes n ON n.id = sn.node_id WHERE {chosen}) t "
+            "JOIN segments g ON g.stream_id = t.stream_id AND g.node_id = t.node_id AND g.epoch > t.read",
+            (value,),
+        ).fetchone()
+        return Unread(epochs=row[0], rows=row[1])
 
     def entry_chain(self, node_id: int, epoch: int) -> str | None:
         """Return the chain at an epoch; None: its entry is not kept."""
@@ -696,9 +797,7 @@ class LogReader:
         None is passed while no consumer is registered.
         """
         rows = self._db.execute(
-            "SELECT sn.stream_id, sn.node_id, sn.first, coalesce((SELECT min(coalesce(p.epoch, 0)) FROM consumers c "  # noqa: S608 - a constant
-            "LEFT JOIN passed p ON p.consumer_id = c.id AND p.stream = s.stream AND p.node = n.node "
-            f"WHERE c.pipeline = s.pipeline AND {_CONSUMER_READS_STREAM}), 0), "
+            f"SELECT sn.stream_id, sn.node_id, sn.first, {_READ_BY_ALL}, "  # noqa: S608 - a constant
             "CASE :unread WHEN 0 THEN 0 ELSE coalesce((SELECT max(epoch) FROM (SELECT g.epoch, g.seq FROM segments g "
             "WHERE g.stream_id = sn.stream_id AND g.node_id = sn.node_id ORDER BY g.epoch LIMIT :piece) WHERE seq <= :unread), 0) END "
             "FROM (SELECT * FROM stream_nodes WHERE (stream_id, node_id) > (:stream_id, :node_id) AND epochs > 0 "
@@ -1039,6 +1138,44 @@ class LogWriter(LogReader):
             [(node_id, skip.first, skip.last, skip.rows, skip.at_us) for skip in skips],
         )
 
+    def remove_node(
+        self, pipeline: str, node: str, known: NodeRecord, *, closing_chain: str | None, now_us: int
+    ) -> None:
+        """Forget a node, and the streams that no other one has; segments and entries are left to `remove_discarded`.
+
+        With a chain, its closing epoch is kept.
+        """
+        node_id = known.node_id
+        seq = self.touch(node_id)
+        self._db.execute(
+            "INSERT INTO discarded SELECT node_id, stream_id FROM stream_nodes WHERE node_id = ?", (node_id,)
+        )
+        self._db.execute("INSERT INTO discarded VALUES (?, ?)", (node_id, _ENTRIES))
+        self._drop_references(run.digest for kept in self.checkpoints(node_id).values() for run in kept.runs())
+        for table in ("checkpoints", "gaps", "stream_nodes"):
+            self._db.execute(f"DELETE FROM {table} WHERE node_id = ?", (node_id,))  # noqa: S608 - constants
+        self._db.execute("DELETE FROM nodes WHERE id = ?", (node_id,))
+        self._db.execute(
+            "DELETE FROM streams WHERE id IN (SELECT stream_id FROM discarded WHERE node_id = ?) "
+            "AND NOT EXISTS (SELECT 1 FROM stream_nodes sn WHERE sn.stream_id = streams.id)",
+            (node_id,),
+        )
+        if closing_chain is not None:
+            self._db.execute(
+                "INSERT INTO forgotten_nodes VALUES (?, ?, ?, ?, ?, ?)",
+                (pipeline, node, known.head + 1, closing_chain, seq, now_us),
+            )
+
+    def remove_stream(self, pipeline: str, stream: str, stream_id: int, *, now_us: int) -> None:
+        """Forget a stream; its segments are left to `remove_discarded`."""
+        self._db.execute(
+            "INSERT OR IGNORE INTO discarded SELECT node_id, stream_id FROM stream_nodes WHERE stream_id = ?",
+            (stream_id,),
+        )
+        self._db.execute("DELETE FROM stream_nodes WHERE stream_id = ?", (stream_id,))
+        self._db.execute("DELETE FROM streams WHERE id = ?", (stream_id,))
+        self._db.execute("INSERT OR REPLACE INTO forgotten_streams VALUES (?, ?, ?)", (pipeline, stream, now_us))
+
     def save_health(self, pipeline: str, node: str, health: Health, *, now_us: int) -> bool:
         """Keep a node's newest report; False: the node has no lease."""
         row = self._db.execute(
@@ -1150,6 +1287,27 @@ class LogWriter(LogReader):
         self._drop_references(run.digest for encoded in runs for run in _decode_runs(encoded))
         return len(rows)
 
+    def remove_discarded(self, *, limit: int) -> int:
+        """Remove segments and entries of nodes and streams that were forgotten."""
+        removed = 0
+        while removed < limit:
+            row = self._db.execute("SELECT node_id, stream_id FROM discarded LIMIT 1").fetchone()
+            if row is None:
+                break
+            node_id, stream_id = row
+            if stream_id == _ENTRIES:
+                count = self._db.execute(
+                    "DELETE FROM entries WHERE node_id = ?1 AND epoch IN "
+                    "(SELECT epoch FROM entries WHERE node_id = ?1 ORDER BY epoch LIMIT ?2)",
+                    (node_id, limit - removed),
+                ).rowcount
+            else:
+                count = self.remove_segments(stream_id, node_id, NUMBER_MAX, limit=limit - removed)
+            removed += count
+            if removed < limit:
+                self._db.execute("DELETE FROM discarded WHERE node_id = ? AND stream_id = ?", row)
+        return removed
+
     def remove_entries(self, *, kept: int, after: int, nodes: int, limit: int) -> tuple[int, int | None]:
         """Remove epochs without segments, but none of the newest `kept` of a node, and none that a consumer stands at.
 
@@ -1242,6 +1400,7 @@ class LogWriter(LogReader):
             row = self._db.execute(
                 "INSERT INTO streams (pipeline, stream) VALUES (?, ?) RETURNING id", (pipeline, name)
             ).fetchone()
+            self._db.execute("DELETE FROM forgotten_streams WHERE pipeline = ? AND stream = ?", (pipeline, name))
         return int(row[0])
 
 
