@@ -99,6 +99,17 @@ class ReplacedError(GoneError):
     """Something else has the name of a partition of a source, and the partition is nowhere."""
 
 
+class RejectedEpochError(SourceError):
+    """The rows of one epoch of a node cannot be taken (rule 25): the node belongs into quarantine. Other nodes can be read."""
+
+    def __init__(self, message: str, *, node: str, epoch: int, reason: str) -> None:
+        """`reason`: in a few words, for lists of nodes."""
+        super().__init__(message)
+        self.node = node
+        self.epoch = epoch
+        self.reason = reason
+
+
 class NodeStoppedError(SourceError):
     """One node of a stream at a hub cannot be read on: its log was set back, or epochs of it are gone. Others can be read."""
 

@@ -25,6 +25,9 @@ from fordstone.hub.messages import (
     NodeEpochs,
     NodePosition,
     NodeStop,
+    Quarantine,
+    QuarantineChange,
+    QuarantineRequest,
     StreamEpoch,
     StreamEpochs,
     StreamNode,
@@ -55,6 +58,8 @@ class FakeHub(HubClient):
     page_nodes: int = 1000
     away: bool = False
     away_for_blobs: bool = False
+    away_for_quarantine: bool = False
+    quarantined: dict[str, Quarantine] = field(default_factory=dict)
     refuses: HubRefusedError | None = None
     now_us: int = 0
     blobs: dict[str, bytes] = field(default_factory=dict)
@@ -227,6 +232,23 @@ class FakeHub(HubClient):
         if hashlib.sha256(self.blobs[ref.digest]).hexdigest() != ref.digest:
             raise DamagedError(f"blob {ref.digest[:12]} came with other bytes than its name says.")
         return self.blobs[ref.digest]
+
+    def quarantine(self, pipeline: str, node: str, request: QuarantineRequest) -> QuarantineChange:
+        assert pipeline == PIPELINE
+        with self._grown:
+            self.calls.append("quarantine")
+            self._check(away=self.away or self.away_for_quarantine)
+            self._seq += 1
+            before = [one for one in self.entries if one.node == node and one.epoch < request.epoch]
+            epoch, chain = (before[-1].epoch, before[-1].chain) if before else (0, CHAIN_START)
+            self.newest[node] = msgspec.structs.replace(
+                self.newest[node], seq=self._seq, epoch=epoch, chain=chain, quarantined=request.epoch
+            )
+            self.quarantined[node] = Quarantine(
+                epoch=request.epoch, reason=request.reason, since_us=self.now_us, by=request.by
+            )
+            self._grown.notify_all()
+            return QuarantineChange(quarantine=self.quarantined[node], changed=True, seq=self._seq)
 
     def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> Acknowledged:
         assert pipeline == PIPELINE

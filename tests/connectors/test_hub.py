@@ -623,11 +623,33 @@ def test_rows_with_other_bytes_are_an_error():
 
 
 @pytest.mark.parametrize("rows", [pl.DataFrame({"n": [1]}), pl.DataFrame({"device": ["d"], "n": ["many"]})])
-def test_rows_of_another_plan_are_an_error(rows: pl.DataFrame):
+def test_rows_of_another_plan_put_their_node_into_quarantine(rows: pl.DataFrame):
     hub = FakeHub()
     hub.add("a", Epoch(runs=[rows]))
-    with pytest.raises(SourceError, match="same version of the pipeline"):
-        reader(opened(hub)).read(1)
+    hub.add("b", Epoch(runs=[frame(7)]))
+    source = opened(hub, bounded=False)
+    assert reader(source).read(1) is None
+    assert hub.quarantined["a"].epoch == 1
+    assert source.idleness(PartitionId("a"), Position(0)) is Idleness.FINISHED, "nothing waits for it"
+    assert source.plan_read(PartitionId("a"), Position(0), 10).position == 0
+    assert chunk_of(reader(source, "b").read(1)).position == 1
+    source.close()
+    with pytest.raises(SourceError, match=r"same version of the pipeline.*fordstone hub skip"):
+        reader(opened(hub)).read(1, Position(1))  # it was planned before
+
+
+def test_a_rejected_epoch_is_reported_once_the_hub_is_back():
+    hub = FakeHub()
+    hub.add("a", Epoch(runs=[pl.DataFrame({"n": [1]})]))
+    now_us = 0
+    source = opened(hub, bounded=False, clock_us=lambda: now_us)
+    hub.away_for_quarantine = True
+    assert reader(source).read(1) is None
+    assert hub.quarantined == {}
+    hub.away_for_quarantine = False
+    now_us += 60_000_000
+    assert reader(source).read(1) is None
+    assert hub.quarantined["a"].epoch == 1
 
 
 def test_an_epoch_that_the_hub_has_removed_is_an_error_for_a_reader_that_needs_it():

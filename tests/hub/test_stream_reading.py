@@ -20,10 +20,12 @@ from fordstone.hub.messages import (
     LeaseRequest,
     NodeEpochs,
     NodePosition,
+    QuarantineRequest,
+    SkipRequest,
     StreamEpochs,
     StreamSegment,
 )
-from fordstone.hub.store import commits
+from fordstone.hub.store import commits, quarantine
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.protocol.chain import chained
@@ -256,3 +258,68 @@ def test_a_position_takes_little_room() -> None:
         f"node-{number:04}": EpochRange(after=86_400, seen=NodePosition(86_400, "a" * 64)) for number in range(1_000)
     }
     assert len(msgspec.json.encode(EpochsRequest(nodes=wanted))) < 256 << 10
+
+
+# Nodes in quarantine, and epochs that are skipped (rule 25).
+
+
+def quarantined(log: Log, epoch: int) -> None:
+    asked = QuarantineRequest(epoch=epoch, reason="bad", by="center")
+    log.log.write(lambda tx: quarantine.quarantine(tx, "p", "n", asked)).result(10)
+
+
+def skipped(log: Log, until: int) -> None:
+    log.log.write(lambda tx: quarantine.skip(tx, "p", "n", SkipRequest(until=until))).result(10)
+
+
+def newest(log: Log, after: int = 0) -> list[tuple[int, int]]:
+    page = log.log.read(lambda read: commits.stream_nodes(read, "p", "s", after=after, limit=10, log_id=None))
+    return [(one.epoch, one.quarantined) for one in page.nodes]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_node_in_quarantine_is_read_up_to_the_epoch_before_unless_more_was_planned(log: Log, listed: bool) -> None:
+    log.commit("n", *(entry(epoch) for epoch in range(1, 7)))
+    quarantined(log, 4)
+    assert log.one(0, listed=listed).end == log.position("n", 3)
+    assert log.one(3, log.position("n", 3), listed=listed) == NodeEpochs()
+    assert log.one(5, log.position("n", 5), listed=listed) == NodeEpochs(), "it was read beyond it before"
+    assert log.one(0, listed=listed, until=6).end == log.position("n", 6), "planned before it was in quarantine"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_skipped_epochs_are_passed_over_and_counted(log: Log, listed: bool) -> None:
+    log.commit("n", *(entry(epoch) for epoch in range(1, 8)))
+    quarantined(log, 4)
+    skipped(log, 5)
+    before = log.one(0, listed=listed)
+    assert (before.end, before.skipped) == (log.position("n", 3), 0)
+    following = log.one(3, log.position("n", 3), listed=listed)
+    assert (following.first, following.end, following.skipped) == (6, log.position("n", 7), 2)
+    assert log.one(4, log.position("n", 4), until=7, listed=listed).skipped == 1
+    quarantined(log, 6)
+    skipped(log, 7)
+    passed = log.one(3, log.position("n", 3), listed=listed)
+    assert (passed.first, passed.end, passed.skipped) == (0, log.position("n", 7), 4), "nothing follows yet"
+    cut = log.one(3, log.position("n", 3), until=5, listed=listed)
+    assert (cut.first, cut.end) == (0, log.position("n", 5)), "a plan from before the skip ends where it did"
+
+
+def test_epochs_without_the_stream_before_skipped_ones_do_not_hold_a_reader_back(log: Log) -> None:
+    log.commit("n", entry(1), entry(2, stream="t"), entry(3), entry(4))
+    quarantined(log, 3)
+    assert newest(log) == [(1, 3)]
+    skipped(log, 3)
+    assert epochs(log.one(1, log.position("n", 1))) == [4]
+
+
+def test_a_quarantine_and_its_end_are_news_for_readers(log: Log) -> None:
+    log.commit("n", *(entry(epoch) for epoch in range(1, 5)))
+    seq = log.log.read(lambda read: read.newest_seq())
+    assert newest(log, seq) == []
+    quarantined(log, 3)
+    assert newest(log, seq) == [(2, 3)]
+    quarantined(log, 1)
+    assert newest(log, seq) == [(0, 1)], "nothing of it may be read"
+    log.log.write(lambda tx: quarantine.release(tx, "p", "n")).result(10)
+    assert newest(log, seq + 2) == [(4, 0)]

@@ -37,7 +37,15 @@ from fordstone.connectors.base import (
     SourceOptions,
 )
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import ConfigError, HubAwayError, HubError, HubRefusedError, NodeStoppedError, SourceError
+from fordstone.errors import (
+    ConfigError,
+    HubAwayError,
+    HubError,
+    HubRefusedError,
+    NodeStoppedError,
+    RejectedEpochError,
+    SourceError,
+)
 from fordstone.hub.client.address import FROM_EARLIEST, HubAddress
 from fordstone.hub.client.client import HubClient, client_of
 from fordstone.hub.client.reader import (
@@ -73,6 +81,10 @@ FIRST_WAIT_SECONDS: Final = 10.0
 """Timeout for the hub's first answer, so that all nodes join together."""
 QUIET: Final = Backoff(first_us=1_000_000, max_us=4_000_000)
 """Pauses after epochs or rows could not be read."""
+QUARANTINED: Final = (
+    "The node is in quarantine at the hub from this epoch on. Start again to go on without it; `fordstone hub skip` passes over the epoch, "
+    "and `fordstone hub release` tries it again."
+)
 _ORDINAL_BITS: Final = 31
 
 
@@ -176,6 +188,8 @@ class HubSource(Source):
         """The newest position of each node that was seen, here or before a restart. The hub compares it with its log."""
         self._asked: dict[str, int] = {}
         """The newest commit of each node after which the hub was asked for epochs, and had none to give."""
+        self._rejected: dict[str, int] = {}
+        """Nodes of which an epoch was rejected here: the facts know of their quarantine from this number of the hub's on."""
         self._cuts: dict[str, int] = {}
         """The restored positions."""
         self._plans = Plans()
@@ -231,10 +245,12 @@ class HubSource(Source):
         return ReadPlan(position=Position(end), ended=self.ends_at(partition, end))
 
     def idleness(self, partition: PartitionId, position: Position) -> Idleness:
-        """A finished node is not waited for; it may be started again. While the hub is away, nothing is known."""
+        """A node that has finished, or is in quarantine, is not waited for; it may go on later. While the hub is away, nothing is known."""
         facts = self._following()
         if self._follower is not None and (self._follower.away or not facts.complete):
             return Idleness.UNKNOWN
+        if self._is_rejected(partition):
+            return Idleness.FINISHED
         return Idleness.FINISHED if facts.is_finished(partition, int(position)) else Idleness.EXPECTED
 
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
@@ -281,7 +297,13 @@ class HubSource(Source):
         if not self._may_ask(node, position):
             return EpochRows(end=position)
         try:
-            read = self._next(node, position, rows_max, self._end_of(node))
+            try:
+                read = self._next(node, position, rows_max, self._readable_end(node))
+            except RejectedEpochError as error:
+                if self.bounded:
+                    raise self._quarantined(error) from error
+                self._reject(error)
+                read = EpochRows(end=position)
         except HubAwayError as error:
             self._pauses.failed(error)
             return EpochRows(end=position)
@@ -294,7 +316,10 @@ class HubSource(Source):
 
     def read_planned(self, node: str, position: int, rows_max: int, until: int) -> EpochRows:
         """The next epochs with their rows, up to one that was there when the read was planned."""
-        read = self.reader.retry(lambda: self._next(node, position, rows_max, until))
+        try:
+            read = self.reader.retry(lambda: self._next(node, position, rows_max, until))
+        except RejectedEpochError as error:
+            raise self._quarantined(error) from error
         if read.end >= until:
             self._expected.pop(node, None)
         elif node in self._expected:
@@ -318,8 +343,14 @@ class HubSource(Source):
                 self._note(node, end)
                 return EpochRows(end=max(position, end.epoch))
         frames: dict[int, list[pl.DataFrame]] = {entry.epoch: [] for entry in entries}
-        for entry, frame in self.reader.frames(entries, self.schema, self._blobs):
-            frames[entry.epoch].append(frame)
+        try:
+            for entry, frame in self.reader.frames(entries, self.schema, self._blobs):
+                frames[entry.epoch].append(frame)
+        except RejectedEpochError as error:
+            entries = [entry for entry in entries if entry.epoch < error.epoch]
+            if not entries:
+                self._buffer.put(node, position, ())  # what is skipped since is not in the next answer
+                raise
         self._note(node, NodePosition(entries[-1].epoch, entries[-1].chain))
         self._buffer.forget({node: entries[-1].epoch})
         return EpochRows(epochs=[(entry, frames[entry.epoch]) for entry in entries], end=entries[-1].epoch)
@@ -346,7 +377,38 @@ class HubSource(Source):
             asked = answer.nodes.get(node, NodeEpochs())
             if asked.stopped is not None:
                 raise self._stop(node, position, asked.stopped)
+            if asked.skipped:
+                log.warning(
+                    "epochs passed over",
+                    extra={"stream": self.options.stream, "node": node, "after": position, "epochs": asked.skipped},
+                )
             return asked.end
+
+    # Nodes in quarantine.
+
+    def _reject(self, error: RejectedEpochError) -> None:
+        """Put a node into quarantine, and do not read it on until the operator has said how."""
+        change = self.reader.quarantine(error, self.options.consumer)
+        if change.quarantine is not None:
+            self._rejected[error.node] = change.seq
+
+    def _is_rejected(self, node: str) -> bool:
+        """Whether an epoch of a node was rejected here, and the facts do not say so yet."""
+        seq = self._rejected.get(node)
+        if seq is not None and self._seq(node) >= seq:
+            del self._rejected[node]
+            seq = None
+        return seq is not None
+
+    def _quarantined(self, error: RejectedEpochError) -> SourceError:
+        """Report an epoch of a read that must not end before it, and return the error to stop with."""
+        self.reader.retry(lambda: self.reader.quarantine(error, self.options.consumer))
+        return SourceError(f"{error} {QUARANTINED}")
+
+    def _readable_end(self, node: str) -> int | None:
+        """The last epoch that is read of a node; None: whatever the hub gives."""
+        newest = self._newest(node)
+        return newest.epoch if newest.quarantined and not self.bounded else self._end_of(node)
 
     def _read_next(self) -> Iterator[tuple[str, int, int | None]]:
         """The nodes that are read next in this process: from where, and if it is planned, to where."""
@@ -375,8 +437,10 @@ class HubSource(Source):
         if not facts.complete or self._pauses.pausing or (away and facts.blobs is None):
             return False
         newest = facts.newest(node)
-        if newest is None or self._asked.get(node) == newest.seq:
+        if newest is None or self._asked.get(node) == newest.seq or self._is_rejected(node):
             return False
+        if newest.quarantined:
+            self._buffer.put(node, newest.epoch, ())  # it may be skipped
         return self._has_more(newest, position) or not self._fits(newest)
 
     def _has_more(self, newest: StreamNode, position: int) -> bool:
@@ -473,6 +537,10 @@ class HubSource(Source):
         self.reader.retry(lambda: self.reader.acknowledge(self.options.consumer, {}))
         facts = self.reader.facts()
         self._ends = {one.node: position_of(one) for one in sorted(facts.all(), key=lambda one: one.node)}
+        for one in facts.all():
+            if one.quarantined:
+                fields = {"stream": self.options.stream, "node": one.node, "epoch": one.quarantined}
+                log.warning("input ends before a quarantine", extra=fields)
         return facts
 
 
@@ -520,8 +588,8 @@ class Plans:
         A plan may have up to twice as many rows as asked for. One row is asked for to see whether there are any.
         """
         planned = self._planned.get(node)
-        if planned is None or planned.after != after:
-            return None
+        if planned is None or planned.after != after or planned.end.epoch > newest:
+            return None  # planned from another position, or before the node was in quarantine
         if rows_max == 1:
             return planned.first
         if planned.complete:

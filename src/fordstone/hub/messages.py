@@ -263,12 +263,13 @@ class StreamEpoch(Message, frozen=True):
 
 
 class StreamNode(Message, frozen=True):
-    """The newest epoch of one stream of one node, and what the hub has removed before it."""
+    """The newest epoch of one stream of one node that may be read, and what the hub has removed before it."""
 
     node: str
     seq: int
-    """The hub's number of the newest commit."""
+    """The hub's number of the newest commit, or of the newest change of the node's quarantine."""
     epoch: int
+    """0: none may be read, because of a quarantine."""
     chain: str
     """At `epoch`."""
     watermark_us: int
@@ -279,6 +280,8 @@ class StreamNode(Message, frozen=True):
     """The newest epoch of the stream that the hub has removed; 0: none. By now it may be more."""
     size_bytes: int = 0
     """Of all epochs that the hub keeps."""
+    quarantined: int = 0
+    """The first epoch of the node that is not read (rule 25); 0: the node is not in quarantine."""
 
 
 class StreamNodes(Message, frozen=True):
@@ -302,7 +305,7 @@ class EpochRange(Message, frozen=True):
 
     after: Number = 0
     until: Number | None = None
-    """None: whatever there is."""
+    """None: whatever may be read. A number: what was planned, also if the node is in quarantine since."""
     seen: NodePosition = NodePosition()
     """A position that was read from this log. If the hub's log has other content there, the node is stopped."""
     earliest: bool = False
@@ -342,7 +345,9 @@ class NodeEpochs(Message, frozen=True):
     first: int = 0
     """The first of them; 0: there is none."""
     end: NodePosition = NodePosition()
-    """The last of them; without any, where readers go on that pass over epochs that were removed. Its chain may be unknown (empty)."""
+    """The last of them; without any, the last of those that are passed over. Its chain may be unknown (empty)."""
+    skipped: int = 0
+    """Number of epochs before them that are passed over because the operator said so."""
     stopped: NodeStop | None = None
 
 

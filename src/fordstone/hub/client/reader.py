@@ -29,6 +29,7 @@ from fordstone.errors import (
     HubAwayError,
     HubRefusedError,
     NodeStoppedError,
+    RejectedEpochError,
     RejectedRunError,
     SourceError,
 )
@@ -38,12 +39,15 @@ from fordstone.hub.messages import (
     NODES_PER_REQUEST_MAX,
     NUMBER_MAX,
     PAGE_ENTRIES_MAX,
+    REASON_CHARS_MAX,
     ConsumerPosition,
     EpochRange,
     EpochsRequest,
     NodeEpochs,
     NodePosition,
     NodeStop,
+    QuarantineChange,
+    QuarantineRequest,
     StreamEpoch,
     StreamEpochs,
     StreamNode,
@@ -166,9 +170,11 @@ class StreamFacts:
             return tuple(self._newest.values())
 
     def is_finished(self, node: str, position: int) -> bool:
-        """Whether the newest epoch of a node is one in which it finished, and has been read."""
+        """Whether the newest epoch of a node that may be read has been read, and it finished there or is in quarantine."""
         newest = self.newest(node)
-        return newest is not None and is_finished(newest) and position >= newest.epoch
+        if newest is None or position < newest.epoch:
+            return False
+        return is_finished(newest) or newest.quarantined > 0
 
 
 class EpochBuffer:
@@ -393,10 +399,23 @@ class StreamReader:
         except DamagedError as error:
             raise SourceError(f"{where}: {error} Restore the hub's blobs from a copy.") from error
 
+    def quarantine(self, error: RejectedEpochError, consumer: str) -> QuarantineChange:
+        """Report to the hub that an epoch of a node cannot be taken, so that no reader waits for the node; asks once."""
+        reason = error.reason if len(error.reason) <= REASON_CHARS_MAX else f"{error.reason[: REASON_CHARS_MAX - 1]}…"
+        request = QuarantineRequest(epoch=error.epoch, reason=reason, by=consumer)
+        change = self.client.quarantine(self.pipeline, error.node, request)
+        fields = {"pipeline": self.pipeline, "stream": self.stream, "node": error.node, "epoch": error.epoch}
+        log.warning("epoch rejected", extra={**fields, "problem": error.reason})
+        return change
+
     def frames(
         self, entries: Sequence[StreamEpoch], schema: Schema, direct_url: str | None
     ) -> Iterator[tuple[StreamEpoch, pl.DataFrame]]:
-        """The runs of epochs in order, each with the columns of `schema` and perhaps `ROW_WATERMARK`; fails as `blob` does."""
+        """The runs of epochs in order, each with the columns of `schema` and perhaps `ROW_WATERMARK`.
+
+        Raises:
+            RejectedEpochError: An epoch cannot be decoded, has other columns, or is too large. Else as `blob`.
+        """
         wanted = [(entry, run) for entry in entries for run in entry.runs]
 
         def read(one: tuple[StreamEpoch, RunRef]) -> pl.DataFrame:
@@ -476,10 +495,13 @@ class StreamReader:
         try:
             return decode_untrusted(data, ref, {**schema.polars, ROW_WATERMARK: pl.Int64()}, optional={ROW_WATERMARK})
         except RejectedRunError as error:
-            raise SourceError(
+            raise RejectedEpochError(
                 f"{where}: {error} Do the node and the center run "
                 "the same version of the pipeline? If what crosses was changed on purpose, let the previous version read what it sent, "
-                "or give the cut another name: to_center(name=...)."
+                "or give the cut another name: to_center(name=...).",
+                node=entry.node,
+                epoch=entry.epoch,
+                reason=f"stream {self.stream}: {error}",
             ) from error
 
 

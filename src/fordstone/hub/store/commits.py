@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
+from msgspec.structs import replace
+
 from fordstone.hub.messages import (
     NUMBER_MAX,
     PAGE_ENTRIES_MAX,
@@ -71,6 +73,7 @@ from fordstone.protocol.lease import (
     Position,
     decide_lease,
 )
+from fordstone.protocol.quarantine import Skip, Standing, is_waived, readable
 from fordstone.state.base import RunRef
 
 _events = logging.getLogger(__name__)
@@ -305,18 +308,42 @@ def _node_epochs(
         return NodeEpochs()
     segments = log.segments(pipeline, stream, node)
     removed, lost = (0, ()) if segments is None else (segments.removed, log.lost_epochs(segments.node_id))
-    gap = next((gap for gap in lost if gap[1] > wanted.after), None)
-    stopped = _stopped(wanted, facts, removed, gap)
-    if stopped is None and segments is None and log.is_stream_forgotten(pipeline, stream):
-        return _none_until(wanted, log.chain_facts(pipeline, node, wanted.until or 0))
-    if stopped is not None or segments is None:
-        return NodeEpochs(stopped=stopped)
-    after, until = max(wanted.after, removed), NUMBER_MAX if wanted.until is None else wanted.until
-    if gap is not None:
-        until = min(until, gap[0] - 1)
+    standing = Standing() if segments is None else _standing(log, segments.node_id, planned=wanted.until is not None)
+    waived = is_waived(wanted.seen.epoch, standing.skips)
     find = _listed if request.listed else _planned
-    found = find(log, segments, after, until, request, room)
-    return found if found.first else _passed_over(log, segments, wanted, facts)
+    after, end = wanted.after, NUMBER_MAX if wanted.until is None else wanted.until
+    while True:
+        where = readable(after, standing)
+        until = end if where.until is None else min(end, where.until)
+        after = max(after, min(where.after, until))
+        gap = next((gap for gap in lost if gap[1] > after), None)
+        stopped = _stopped(wanted, after, facts, removed, gap, waived=waived)
+        if stopped is None and segments is None and log.is_stream_forgotten(pipeline, stream):
+            return _none_until(wanted, log.chain_facts(pipeline, node, wanted.until or 0))
+        if stopped is not None or segments is None:
+            return NodeEpochs(stopped=stopped)
+        if gap is not None:
+            until = min(until, gap[0] - 1)
+        found = find(log, segments, max(after, removed), until, request, room)
+        if found.first or until >= end or readable(until, standing).after <= until:
+            break
+        after = until  # there is nothing before the epochs that are skipped next
+    if not found.first:
+        passed = removed if wanted.earliest and after < removed <= until else after
+        found = _passed_over(log, segments, wanted.after, passed, facts)
+    skipped = sum(
+        skip.last - max(skip.first - 1, wanted.after) for skip in standing.skips if wanted.after < skip.last <= after
+    )
+    return replace(found, skipped=skipped) if skipped else found
+
+
+def _standing(log: LogReader, node_id: int, *, planned: bool) -> Standing:
+    """What is not read of a node. What was planned before its quarantine is read: it may have been read before."""
+    current = None if planned else log.quarantine(node_id)
+    return Standing(
+        quarantined=0 if current is None else current.epoch,
+        skips=tuple(Skip(first=one.first, last=one.last) for one in log.skips(node_id)),
+    )
 
 
 def _closing_epoch(gone: ForgottenNode, wanted: EpochRange, request: EpochsRequest) -> NodeEpochs:
@@ -396,33 +423,40 @@ def _planned(
     return NodeEpochs(first=first, end=NodePosition(end, chain or CHAIN_START))
 
 
-def _passed_over(log: LogReader, segments: NodeSegments, wanted: EpochRange, facts: ChainFacts) -> NodeEpochs:
-    """Let a reader of the earliest epochs pass over those that were removed, where none is kept after them."""
-    removed, until = segments.removed, NUMBER_MAX if wanted.until is None else wanted.until
-    if wanted.earliest and wanted.after < removed <= until:
-        chain = facts.head_chain if removed == facts.head else log.entry_chain(segments.node_id, removed)
+def _passed_over(log: LogReader, segments: NodeSegments, after: int, passed: int, facts: ChainFacts) -> NodeEpochs:
+    """Let a reader pass over epochs that were skipped, or removed before it began, where none is kept after them."""
+    if after < passed:
+        chain = facts.head_chain if passed == facts.head else log.entry_chain(segments.node_id, passed)
         if chain is not None:
-            return NodeEpochs(end=NodePosition(removed, chain))
+            return NodeEpochs(end=NodePosition(passed, chain))
     return NodeEpochs()
 
 
-def _stopped(wanted: EpochRange, facts: ChainFacts, removed: int, gap: tuple[int, int] | None) -> NodeStop | None:
-    """Decide whether a reader may not go on with a node. `gap`: the next epochs that were lost with a restored log."""
+def _stopped(
+    wanted: EpochRange, after: int, facts: ChainFacts, removed: int, gap: tuple[int, int] | None, *, waived: bool
+) -> NodeStop | None:
+    """Decide whether a reader may not go on with a node.
+
+    `after`: its position, after the epochs that are skipped from there. `gap`: the next epochs that were lost with a restored log.
+    `waived`: the position is not compared with the log, because a skip says that the reader goes on after it.
+    """
+    if waived:
+        wanted = replace(wanted, seen=NodePosition())
     judgement = judge_position(wanted.seen.epoch, wanted.seen.chain, facts)
     misfit = describe_misfit(judgement, wanted.seen, facts.head)
     if judgement is PositionJudgement.BEYOND:
         return NodeStop(code="beyond", reason=misfit)
     if judgement is PositionJudgement.DIFFERS:
         return NodeStop(code="differs", reason=misfit)
-    if gap is not None and wanted.after + 1 >= gap[0]:
+    if gap is not None and after + 1 >= gap[0]:
         return NodeStop(
             code="lost",
-            reason=f"epochs {wanted.after + 1} to {gap[1]} of this node were lost when the hub was restored",
+            reason=f"epochs {after + 1} to {gap[1]} of this node were lost when the hub was restored",
         )
     if wanted.earliest:
         return None
-    if wanted.after < removed:
-        first = wanted.after + 1
+    if after < removed:
+        first = after + 1
         lost = f"epoch {first} of this node is" if first == removed else f"epochs {first} to {removed} of this node are"
         return NodeStop(code="gone", reason=f"{lost} no longer at the hub, and not all were read")
     return NodeStop(code="unknown", reason=misfit) if judgement is PositionJudgement.UNKNOWN else None

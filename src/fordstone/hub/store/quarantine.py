@@ -26,7 +26,6 @@ from fordstone.protocol.quarantine import (
     SkipTooFar,
     SkipTooShort,
     decide_skip,
-    is_waived,
 )
 
 _events = logging.getLogger(__name__)
@@ -105,11 +104,6 @@ def skip(tx: Transaction, pipeline: str, node: str, request: SkipRequest) -> Ski
         extra={"pipeline": pipeline, "node": node, "first": skipped.first, "last": skipped.last, "rows": rows},
     )
     return skipped
-
-
-def waives(log: LogReader, node_id: int, epoch: int) -> bool:
-    """Whether a reader's position is taken for granted, because the operator has said that it goes on after it."""
-    return is_waived(epoch, (Skip(first=one.first, last=one.last) for one in log.skips(node_id)))
 
 
 def _merged(skips: tuple[SkippedEpochs, ...]) -> list[SkippedEpochs]:

@@ -47,7 +47,7 @@ from fordstone.hub.messages import (
 from fordstone.hub.store.blobs import Stored
 from fordstone.hub.store.reserve import Reserve
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.protocol.chain import ChainFacts
+from fordstone.protocol.chain import CHAIN_START, ChainFacts
 from fordstone.protocol.forget import Unread
 from fordstone.protocol.retention import Mark
 from fordstone.state.base import RunRef
@@ -587,23 +587,39 @@ class LogReader:
         A node that was forgotten has ended, for readers that may know it: those that go on from a commit, and consumers with a position.
         """
         rows = self._db.execute(
-            "SELECT * FROM (SELECT n.node, sn.seq AS seq, sn.last, sn.chain, sn.newest_us, sn.received_us, sn.ended, sn.removed, sn.size_bytes "
-            "FROM stream_nodes sn JOIN nodes n ON n.id = sn.node_id "
+            "SELECT * FROM (SELECT n.node, sn.seq AS seq, sn.last, sn.chain, sn.newest_us, sn.received_us, sn.ended, sn.removed, sn.size_bytes, "
+            "sn.stream_id, sn.node_id, q.epoch "
+            "FROM stream_nodes sn JOIN nodes n ON n.id = sn.node_id LEFT JOIN quarantines q ON q.node_id = n.id "
             "WHERE sn.stream_id = (SELECT id FROM streams WHERE pipeline = :pipeline AND stream = :stream) AND sn.seq > :after "
             "ORDER BY sn.seq LIMIT :limit) "
-            "UNION ALL SELECT * FROM (SELECT f.node, f.seq, f.epoch, f.chain, :time, f.at_us, 1, f.epoch - 1, 0 FROM forgotten_nodes f "
+            "UNION ALL SELECT * FROM (SELECT f.node, f.seq, f.epoch, f.chain, :time, f.at_us, 1, f.epoch - 1, 0, 0, 0, NULL FROM forgotten_nodes f "
             "WHERE f.pipeline = :pipeline AND f.seq > :after AND (:after > 0 OR EXISTS (SELECT 1 FROM consumers c JOIN passed p "
             "ON p.consumer_id = c.id WHERE c.pipeline = f.pipeline AND p.stream = :stream AND p.node = f.node)) "
             "ORDER BY f.seq LIMIT :limit) ORDER BY seq LIMIT :limit",
             {"pipeline": pipeline, "stream": stream, "after": after, "limit": limit, "time": TIME_MIN_US},
         )
-        return tuple(
-            StreamNode(
-                node=node, seq=seq, epoch=epoch, chain=chain, watermark_us=watermark_us, received_us=received_us,
-                ended=bool(ended), removed=removed, size_bytes=size_bytes,
-            )
-            for node, seq, epoch, chain, watermark_us, received_us, ended, removed, size_bytes in rows
-        )  # fmt: skip
+        found: list[StreamNode] = []
+        for node, seq, last, chain, newest_us, received_us, ended, removed, size_bytes, stream_id, node_id, at in rows:
+            epoch, newest = last, [chain, newest_us, received_us, ended]
+            if at is not None and at <= last:
+                epoch, *newest = self._newest_before(stream_id, node_id, at)
+            found.append(
+                StreamNode(
+                    node=node, seq=seq, epoch=epoch, chain=newest[0], watermark_us=newest[1], received_us=newest[2],
+                    ended=bool(newest[3]), removed=removed, size_bytes=size_bytes, quarantined=at or 0,
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+    def _newest_before(self, stream_id: int, node_id: int, epoch: int) -> tuple[int, str, int, int, int]:
+        """Epoch, chain, watermark, time of receipt and end of the newest epoch before one; epoch 0 if none is kept."""
+        row = self._db.execute(
+            "SELECT s.epoch, e.chain, s.watermark_us, s.received_us, s.ended FROM segments s "
+            "JOIN entries e ON e.node_id = s.node_id AND e.epoch = s.epoch "
+            "WHERE s.stream_id = ? AND s.node_id = ? AND s.epoch < ? ORDER BY s.epoch DESC LIMIT 1",
+            (stream_id, node_id, epoch),
+        ).fetchone()
+        return (0, CHAIN_START, TIME_MIN_US, 0, 0) if row is None else row
 
     def segments(self, pipeline: str, stream: str, node: str) -> NodeSegments | None:
         """Return what the log has of one stream of one node; None: nothing, and it never had."""
@@ -1126,9 +1142,11 @@ class LogWriter(LogReader):
                 (node_id, quarantine.epoch, quarantine.reason, quarantine.since_us, quarantine.by),
             )
 
-    def touch(self, node_id: int) -> int:  # noqa: ARG002 - see the readers' list of nodes
-        """Take a sequence number for a change of a node that is no commit."""
-        return int(self._db.execute("UPDATE counter SET seq = seq + 1 RETURNING seq").fetchone()[0])
+    def touch(self, node_id: int) -> int:
+        """Take a sequence number for a change of a node that is no commit. Readers of its streams list it as news."""
+        seq = int(self._db.execute("UPDATE counter SET seq = seq + 1 RETURNING seq").fetchone()[0])
+        self._db.execute("UPDATE stream_nodes SET seq = ? WHERE node_id = ?", (seq, node_id))
+        return seq
 
     def set_skips(self, node_id: int, skips: Iterable[SkippedEpochs]) -> None:
         """Replace the epochs of a node that readers pass over."""

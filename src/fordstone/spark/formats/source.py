@@ -258,7 +258,7 @@ class BatchPlanner:
                 one, wanted = answer.nodes[node], missing.pop(node)
                 self._check(node, wanted, one)
                 found += one.epochs
-                if not one.epochs and self._fail_on_loss:
+                if not one.epochs and not one.skipped and self._fail_on_loss:
                     raise self._lost(node, f"epochs {wanted.after + 1} to {wanted.until} are missing")
                 if one.epochs and wanted.until is not None and one.end.epoch < wanted.until:
                     missing[node] = msgspec.structs.replace(wanted, after=one.end.epoch)
