@@ -30,6 +30,7 @@ from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError, HubRefusedError, NodeStoppedError, PipelineError, SourceError
 from fordstone.hub.client.client import RETRY_SECONDS_MAX
 from fordstone.hub.client.reader import MAX_AHEAD_US
+from fordstone.hub.messages import QuarantineRequest
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import ROW_WATERMARK
@@ -636,6 +637,21 @@ def test_rows_of_another_plan_put_their_node_into_quarantine(rows: pl.DataFrame)
     source.close()
     with pytest.raises(SourceError, match=r"same version of the pipeline.*fordstone hub skip"):
         reader(opened(hub)).read(1, Position(1))  # it was planned before
+
+
+def test_a_planned_read_that_nothing_came_of_ends_before_the_quarantine():
+    hub = FakeHub()
+    hub.add("a", *numbers(1, 2), Epoch(runs=[pl.DataFrame({"n": [1]})]), *numbers(4))
+    source = opened(hub, bounded=False)
+    node = PartitionId("a")
+    assert source.still_planned(node, Position(0), Position(4)) == 4
+    hub.quarantine(PIPELINE, "a", QuarantineRequest(epoch=3, reason="bad", by="center"))
+    source.close()
+    again = opened(hub, bounded=False)
+    assert again.still_planned(node, Position(0), Position(4)) == 2
+    assert again.still_planned(node, Position(2), Position(4)) == 2
+    assert again.still_planned(node, Position(0), Position(2)) == 2
+    again.close()
 
 
 def test_a_rejected_epoch_is_reported_once_the_hub_is_back():

@@ -38,6 +38,7 @@ from fordstone.spark.hosted.plan_batches import (
     partition_watermark_us,
     read_clock,
     read_work,
+    shortens,
     source_times,
     time_of,
 )
@@ -711,3 +712,39 @@ def test_an_offset_comes_back_as_the_work_that_it_was() -> None:
 def test_an_offset_of_another_source_is_refused(offset: dict[str, object]) -> None:
     with pytest.raises(DamagedError, match="not an offset of a fordstone query"):
         read_work(offset)
+
+
+# Input that turned out to be unreadable.
+
+
+@dataclass
+class Stopped(FakeSource):
+    """Its partitions can be read only up to some positions, as nodes in quarantine."""
+
+    ends: dict[str, int] = field(default_factory=dict)
+
+    def still_planned(self, partition: PartitionId, position: Position, until: Position) -> Position:
+        return Position(max(position, min(until, self.ends.get(partition, until))))
+
+
+def test_a_batch_that_is_not_sealed_is_executed_without_what_turned_out_to_be_unreadable() -> None:
+    plans = Plans({"a": 4, "b": 4, "c": 4}, rows_max=30)
+    plans.source = Stopped(plans.source.tables, False)
+    plans.restart()
+    work = plans.plan()
+    assert work is not None
+    assert plans.planner.still_planned(work, lambda: None) == work
+    plans.source.ends |= {"a": 2, "b": 0}
+    short = plans.planner.still_planned(work, lambda: None)
+    assert spans(short) == {"a": (0, 2), "c": (0, 4)}
+    assert short.changed["s"]["b"].idle, "it is judged when it comes back"
+    assert shortens(short, work)
+    assert shortens(work, work)
+    assert not shortens(work, short), "a record of more than was planned is an error (rule 23)"
+    facts = [PartitionFact(source="s", partition=one.partition, max_time_us=1, rows=1) for one in short.reads]
+    cut = cut_after(None, short, facts, {"s": LATENESS_US}).sources["s"].partitions
+    assert {name: (one.position, one.idle) for name, one in cut.items()} == {
+        "a": (2, False),
+        "b": (0, True),
+        "c": (4, False),
+    }

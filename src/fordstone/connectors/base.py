@@ -175,6 +175,14 @@ class Source(ABC):
             reader.close()
         return planned
 
+    def still_planned(self, partition: PartitionId, position: Position, until: Position) -> Position:
+        """Return how far a planned read, of which nothing was released, may still go: `until`, or less if it turned out to be unreadable.
+
+        Called by an engine that plans reads, before it makes one that was planned by another process.
+        """
+        del partition, position
+        return until
+
     def idleness(self, partition: PartitionId, position: Position) -> Idleness:
         """Say what it means that nothing follows this position. Called at every barrier of unbounded input; must not wait."""
         del partition, position

@@ -244,6 +244,13 @@ class HubSource(Source):
         end = self._planned_end(partition, int(position), max(1, rows_max))
         return ReadPlan(position=Position(end), ended=self.ends_at(partition, end))
 
+    def still_planned(self, partition: PartitionId, position: Position, until: Position) -> Position:
+        """A node in quarantine is read up to the epoch before."""
+        newest = self._following().newest(partition)
+        if newest is None or not newest.quarantined or newest.quarantined > until:
+            return until
+        return Position(max(int(position), newest.epoch))
+
     def idleness(self, partition: PartitionId, position: Position) -> Idleness:
         """A node that has finished, or is in quarantine, is not waited for; it may go on later. While the hub is away, nothing is known."""
         facts = self._following()

@@ -57,6 +57,9 @@ class PartOfSource(Source):
     def plan_read(self, partition: PartitionId, position: Position, rows_max: int) -> ReadPlan:
         return self._source.plan_read(partition, position, rows_max)
 
+    def still_planned(self, partition: PartitionId, position: Position, until: Position) -> Position:
+        return self._source.still_planned(partition, position, until)
+
     def idleness(self, partition: PartitionId, position: Position) -> Idleness:
         return self._source.idleness(partition, position)
 

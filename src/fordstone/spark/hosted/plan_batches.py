@@ -2,7 +2,8 @@
 
 The planner runs beside the driver, in the process that Spark starts for the source. Partitions that lag furthest in time are read
 first (rule 21), each up to its share of the batch; they join, become idle and return between batches by the rules of
-`protocol.partitions`. The decision is the batch's offset in Spark's log, so a batch that runs again does exactly the same. Facts
+`protocol.partitions`. The decision is the batch's offset in Spark's log, so a batch that runs again does the same; one that is not sealed is
+shortened if part of its input has turned out to be unreadable (`Planner.still_planned`). Facts
 that only reading reveals come back from tasks; with the cut before and the work they make the cut after the batch.
 
 Invariants: a micro-batch is an epoch, numbered without gaps; work and facts of an epoch always give the same cut; the planner
@@ -11,7 +12,7 @@ holds nothing that may not be lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -146,6 +147,14 @@ def read_work(offset: Mapping[str, Any]) -> Work:
 def offset_of(work: Work) -> dict[str, Any]:
     """The work as an offset: equal work is equal text, which is how Spark compares offsets."""
     return {"epoch": work.epoch, "work": msgspec.json.encode(work).decode()}
+
+
+def shortens(work: Work, planned: Work) -> bool:
+    """Whether work is what `Planner.still_planned` may have made of planned work: the same, with reads that end earlier or are left out."""
+    if replace(work, reads=planned.reads, changed=planned.changed) != planned:
+        return False
+    ends = {(read.source, read.partition, read.position): read.until for read in planned.reads}
+    return all(read.until <= ends.get((read.source, read.partition, read.position), -1) for read in work.reads)
 
 
 def first_offset(epoch: int) -> dict[str, Any]:
@@ -383,6 +392,31 @@ class Planner:
             now_us=now_us,
             before_us=before_us,
         )
+
+    def still_planned(self, work: Work, before: Callable[[], Cut | None]) -> Work:
+        """Return the work of a batch that is not sealed, without what has turned out to be unreadable (`Source.still_planned`).
+
+        A partition of which nothing is left becomes idle: time goes on without it, and its rows are judged when it returns.
+        """
+        reads: list[PartitionRead] = []
+        changed = {source: dict(cuts) for source, cuts in work.changed.items()}
+        for read in work.reads:
+            source, name = self._sources[read.source], PartitionId(read.partition)
+            end = source.still_planned(name, Position(read.position), Position(read.until))
+            if end >= read.until:
+                reads.append(read)
+            elif end > read.position:
+                reads.append(replace(read, until=int(end), ended=False, identity=source.identity(name, end)))
+            else:
+                mine = changed.setdefault(read.source, {})
+                cut = mine.get(read.partition)
+                if cut is None:
+                    known = before()
+                    if known is None:
+                        raise AssertionError("a partition that did not join with this batch is in the cut before it")
+                    cut = known.sources[read.source].partitions[read.partition]
+                mine[read.partition] = replace(cut, limit_us=TIME_MAX_US, idle=True)
+        return work if tuple(reads) == work.reads else replace(work, reads=tuple(reads), changed=changed)
 
     def _changed(
         self, step: p.Source, known: SourceCut, there: tuple[PartitionId, ...], followers: Mapping[str, Follower]

@@ -41,6 +41,7 @@ from fordstone.spark.hosted.plan_batches import (
     first_offset,
     offset_of,
     read_work,
+    shortens,
 )
 from fordstone.spark.hosted.spark_files import spark_files
 from fordstone.spark.hosted.stages import QuerySetting, make_chain, tick_us
@@ -249,7 +250,7 @@ class PipelineReader:
                 f"Spark starts with its first batch again, which brings the state of a checkpoint, but epochs after {work.epoch} are sealed. "
                 f"Restore the checkpoint location {self._files.root} as a whole."
             )
-        return shares_of(work, self._tasks)
+        return shares_of(self._executable(work), self._tasks)
 
     def read(self, share: Share) -> Iterator[pa.RecordBatch]:
         return run_share(self._setting, self._seed, share)
@@ -301,6 +302,19 @@ class PipelineReader:
                     f"{self._files.root}, and how this one was planned is no longer recorded. Restore the checkpoint location as a whole, or "
                     "begin with a new one."
                 )
+
+    def _executable(self, work: Work) -> Work:
+        """The work of a batch as it is executed: as it was sealed (rule 23), else as planned, without nodes in quarantine since then."""
+        if self._newest_record is None:
+            self._newest_record = self._files.newest_record()
+        if work.epoch <= self._newest_record:
+            record = self._files.record(work.epoch)
+            # A record of anything else is found, and refused, when the batch has been executed.
+            return record.work if record is not None and shortens(record.work, work) else work
+        if self._setting.bounded:
+            return work
+        begins = work.epoch == self._first_epoch
+        return self._planned().still_planned(work, lambda: self._before(work.epoch - 1, begins=begins))
 
     def _before(self, epoch: int, *, begins: bool) -> Cut | None:
         if begins:
