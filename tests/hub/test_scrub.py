@@ -28,8 +28,9 @@ from fordstone.hub.store import commits, scrub
 from fordstone.hub.store.blobs import CHUNK_BYTES, BlobLocks, DiskBlobs, FsspecBlobs, Stored, Upload, is_whole
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
-from fordstone.hub.store.scrub import PASS_US, Pace, Scrub, ScrubStoppedError
+from fordstone.hub.store.scrub import Pace, Scrub, ScrubStoppedError
 from fordstone.hub.store.sqlite import SqliteStore
+from fordstone.protocol.scrub import PASS_US
 from fordstone.state.base import RunRef
 
 SIZES = {"small": 5_000, "a file": 40_000, "a file of many pieces": 5 * CHUNK_BYTES // 2}

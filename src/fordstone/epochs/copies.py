@@ -333,6 +333,11 @@ def fetch_checkpoint(url: str | Remote, store: CheckpointStore, epoch: int | Non
     )
 
 
+def fetch_run(url: str | Remote, store: CheckpointStore, run: RunRef) -> bytes:
+    """The bytes of a run at the remote, unchecked; `DamagedError` if it is not there."""
+    return _Copies(url, store).run(run)
+
+
 class _Copies:
     """The files of one pipeline and node at a remote."""
 

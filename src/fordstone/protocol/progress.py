@@ -130,6 +130,8 @@ class Progress(Counters, frozen=True, kw_only=True, forbid_unknown_fields=False)
     """Rows are being processed that `rows_in` does not count yet: on Spark, a batch is running."""
     hub_problem: str | None = None
     """Why nothing can be sent to the hub now."""
+    damaged_runs: int = 0
+    """Runs of kept checkpoints that the disk has damaged, and of which no copy could be had."""
     stopping: bool = False
     """A stop was requested: the epoch is being finished."""
     late: str | None = None

@@ -55,6 +55,8 @@ class PipelineHealth(msgspec.Struct, frozen=True, kw_only=True):
     """For how long the hub could not be sent to; None: it can, or there is none."""
     outbox_epochs: int
     restarts: int
+    damaged_runs: int
+    """Damage on disk, which a restart would make worse: the state in memory is whole. So the pipeline is healthy."""
 
 
 class Healthz(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +145,7 @@ class PipelineWatch:
             state_limit_reached=facts.waits_for == "state",
             hub_away_s=None if away_us is None else round((now_us - away_us) / 1e6, 1),
             outbox_epochs=0 if progress is None else progress.outbox_epochs,
+            damaged_runs=0 if progress is None else progress.damaged_runs,
             restarts=max(facts.restarts, 0 if progress is None else progress.restarts),
         )
 

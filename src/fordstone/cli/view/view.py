@@ -270,6 +270,7 @@ def describe_progress(progress: Progress, rate: float, now_us: int, *, bounded: 
         (progress.rows_failed, "failed"),
         (progress.restarts, "restart" if progress.restarts == 1 else "restarts"),
         (progress.given_up, "checkpoints given up"),
+        (progress.damaged_runs, "damaged runs"),
     ):
         if number:
             words.append(f"{fmt.count(number)} {noun}")

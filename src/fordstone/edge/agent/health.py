@@ -121,6 +121,11 @@ def _state_of(progress: Progress | None) -> tuple[HealthState, str]:
         return "starting", ""
     if progress.stalled is not None:
         return "waiting", progress.stalled
+    if progress.damaged_runs:
+        return (
+            "running",
+            f"the disk has damaged {progress.damaged_runs} runs of its checkpoints. {progress.hub_problem or ''}",
+        )
     return "running", progress.hub_problem or ""
 
 

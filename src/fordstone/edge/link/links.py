@@ -20,8 +20,9 @@ from fordstone.edge.engine.recovery import RemoteCheckpoints
 from fordstone.edge.engine.writer import Writer
 from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.owner import Ownership
+from fordstone.edge.link.scrub import Copy, RunScrub
 from fordstone.edge.link.sender import Patience, Sender
-from fordstone.epochs.copies import Uploader, fetch_checkpoint, fetch_cuts, survey_remote
+from fordstone.epochs.copies import Uploader, fetch_checkpoint, fetch_cuts, fetch_run, survey_remote
 from fordstone.epochs.store import CheckpointStore, Survey
 from fordstone.epochs.untrusted import decode_untrusted, decode_untrusted_manifest
 from fordstone.errors import CheckpointError, ConfigError, DamagedError, HubAwayError, HubError, StorageError
@@ -251,7 +252,9 @@ class Links:
 
     def __init__(self, plan: p.Plan, config: RunConfig, environment: Environment, store: CheckpointStore) -> None:
         self._config, self._clock, self._store = config, environment.clock, store
+        self._keeps_state = environment.keeps_state
         self._copier: CheckpointCopier | None = None
+        self._scrub: RunScrub | None = None
         self._client: HubClient | None = None
         self._hub: HubLink | None = None
         self.ownership = Ownership(environment.disk, f"{store.pipeline}/{store.node}")
@@ -293,6 +296,19 @@ class Links:
             self._copier = CheckpointCopier(self._config.remote, self._store, self._clock, keep=self._config.keep)
             writer.stages.retention.keep_for(self._copier.acknowledged)
             found.append(self._copier)
+        if self._keeps_state and not (self._config.bounded or self._config.available_now):
+            self._scrub = RunScrub(self._store, self._clock, copies=self._run_copies())
+            found.append(self._scrub)
+        return found
+
+    def _run_copies(self) -> list[Copy]:
+        """Where the bytes of a run that is damaged here may be had."""
+        url, client, store = self._config.remote, self._client, self._store
+        found: list[Copy] = []
+        if url is not None:
+            found.append(lambda run: fetch_run(url, store, run))
+        if client is not None:
+            found.append(client.read_blob)
         return found
 
     def stopping(self) -> None:
@@ -307,6 +323,8 @@ class Links:
             self._hub.sender.finish(patience, wait=wait, tick=tick)
 
     def add_progress(self, progress: Progress) -> Progress:
+        if self._scrub is not None:
+            progress = msgspec.structs.replace(progress, damaged_runs=self._scrub.damaged)
         return progress if self._hub is None else self._hub.add_progress(progress)
 
     def close(self) -> None:

@@ -20,11 +20,10 @@ from typing import Final
 from fordstone.hub.store.blobs import BlobLocks, BlobStore, is_whole
 from fordstone.hub.store.log import HubLog, Transaction
 from fordstone.hub.store.sqlite import BlobRecord, StoreFailedError
+from fordstone.protocol.scrub import PASS_US, pause_s
 
 RATE_BYTES: Final = 4 << 20
 """Bytes per second that the hub reads in the background, by default."""
-PASS_US: Final = 24 * 3_600_000_000
-"""A pass begins at most once in this running time, so that a small store is not read all the time."""
 PIECE_BYTES: Final = 64 << 20
 PIECE_BLOBS: Final = 1_000
 PIECE_SECONDS: Final = 5.0
@@ -58,7 +57,7 @@ class Pace:
 
     def wait(self, size_bytes: int) -> None:
         """Pause for as long as this many bytes should take; raises `ScrubStoppedError` once the hub stops."""
-        if self._stop.wait(size_bytes / self._bytes_per_s):
+        if self._stop.wait(pause_s(size_bytes, self._bytes_per_s)):
             raise ScrubStoppedError
 
 
