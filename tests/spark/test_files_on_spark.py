@@ -97,3 +97,35 @@ def test_a_missing_column_is_a_short_error_that_names_it(spark: SparkSession, tm
     assert 'missing="null"' in text
     assert "Traceback" not in text
     assert len(text.splitlines()) <= 5, text
+
+
+GATHERED = """
+from fordstone import Pipeline
+from fordstone.connectors import files, generator, stdout
+from fordstone.errors import FordstoneError
+from fordstone.spark import run, session
+
+p = Pipeline("wide")
+source = p.source("src", generator(rows=200_000, keys=3), schema={"device": "string", "temp": "double"})
+source.sink("printed", stdout())
+source.sink("kept", files("kept", format="parquet"))
+spark = session(master="local[2]", memory="1g", config={"spark.driver.maxResultSize": "1m"})
+try:
+    run(p, spark=spark, state="state", available_now=True)
+except FordstoneError as error:
+    print("ERROR", error)
+spark.stop()
+"""
+
+
+def test_output_that_is_too_large_for_the_driver_is_an_error_that_names_the_sink(tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-c", GATHERED], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS_MAX, check=True
+    )
+    assert done.stdout.startswith("ERROR epoch 1: the output that goes through the driver has "), (
+        done.stdout + done.stderr
+    )
+    assert "at most 1024.0 KiB may (spark.driver.maxResultSize)" in done.stdout
+    assert "through the driver: printed. Nothing was released." in done.stdout
+    assert "--rows-max" in done.stdout
+    assert not list((tmp_path / "kept").glob("epoch-*"))

@@ -49,6 +49,13 @@ def wish(config: dict[str, str] | None = None, **given) -> Wish:
             {"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2"},
             [],
         ),
+        (wish(), HERE, {"spark.driver.maxResultSize": "512m"}, []),
+        (wish(memory="8G"), HERE, {"spark.driver.maxResultSize": "2048m"}, []),
+        (wish(memory="900k"), HERE, {"spark.driver.maxResultSize": "1m"}, []),
+        (wish({"spark.driver.memory": "1t"}), SUBMITTED, {"spark.driver.maxResultSize": "262144m"}, []),
+        (wish({"spark.driver.maxResultSize": "3g"}), HERE, {"spark.driver.maxResultSize": "3g"}, []),
+        # Not known here: Spark has a default of its own, or the user's.
+        (wish(memory="4g"), SUBMITTED, {"spark.executor.memory": "4g"}, ["spark.driver.maxResultSize"]),
         (wish({"spark.ui.enabled": "true"}), HERE, {"spark.ui.enabled": "true"}, []),
         (wish({"spark.sql.shuffle.partitions": "9"}), HERE, {"spark.sql.shuffle.partitions": "9"}, []),
     ],

@@ -12,6 +12,7 @@ are done and the epoch is sealed; the cut is written after the sinks.
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ import pyarrow as pa
 from fordstone.connectors.base import Part, PartedSink, PartWriter, Sink, SinkStream
 from fordstone.connectors.registry import open_parts, open_sink
 from fordstone.epochs.manifest import Cut
-from fordstone.errors import DamagedError, PlanMismatchError
+from fordstone.errors import DamagedError, PlanMismatchError, SinkError
 from fordstone.operators.base import OP, ROW_ID
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
@@ -44,6 +45,11 @@ log = logging.getLogger(__name__)
 PART_BYTES_MAX: Final = 128 * 1024 * 1024
 PARTS_MAX: Final = 10_000
 """Parts of one try at a task are numbered from the try's own number times this."""
+RESULTS_SETTING: Final = "spark.driver.maxResultSize"
+"""Bounds what comes to the driver (see `session.settings`). Spark aborts a job that would exceed it, before it gathers the rest."""
+_RESULTS_TOO_LARGE: Final = re.compile(
+    r"Total size of serialized results of \d+ tasks \(([^)]*)\) is bigger than spark\.driver\.maxResultSize \(([^)]*)\)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +206,12 @@ class Committer:
         """Execute the batch, seal its epoch, release it, keep its cut."""
         attempt = uuid.uuid4().hex
         task = PartTask(self._specs, epoch, attempt)
-        rows = batch.mapInArrow(task, PACKED).toArrow().to_pylist()
+        try:
+            rows = batch.mapInArrow(task, PACKED).toArrow().to_pylist()
+        except Exception as error:
+            if (found := _RESULTS_TOO_LARGE.search(str(error))) is None:
+                raise
+            raise self._too_large(epoch, found) from error
         self._failpoints.hit("batch.executed")
         facts = [msgspec.json.decode(row["data"], type=TaskFacts) for row in rows if row["what"] == What.FACTS]
         if self._driver is not None:
@@ -333,6 +344,18 @@ class Committer:
             f"epoch {epoch} is sealed in {self.files.root}, but {what} is not what its record says. Nothing was released. If the input "
             f"has changed, restore it. Else Spark's logs are those of another time: set aside offsets/{batch} and commits/{batch} and "
             "those after them, and start again, or restore the checkpoint location as a whole."
+        )
+
+    def _too_large(self, epoch: int, found: re.Match[str]) -> SinkError:
+        gathered = [
+            spec.stream.step for spec in self._specs if spec.parted and open_parts(spec.connector, spec.stream) is None
+        ]
+        names = ", ".join(gathered) or "none"
+        return SinkError(
+            f"epoch {epoch}: the output that goes through the driver has {found[1]} or more, and at most {found[2]} may "
+            f"({RESULTS_SETTING}). Sinks whose rows go through the driver: {names}. Nothing was released. Give the driver more memory "
+            f"and set {RESULTS_SETTING} (--conf) to a larger value. Of batches that have not started yet, --rows-max (rows_max=) makes "
+            "smaller ones. Or write to files in a directory (format='parquet'), which tasks write: of upserts they are a changelog."
         )
 
     def _record(self, epoch: int, facts: Sequence[TaskFacts]) -> EpochRecord:

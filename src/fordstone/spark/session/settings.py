@@ -20,6 +20,10 @@ SHARDS_MAX = 128  # as many as there are key groups
 LOCAL_MEMORY = "2g"
 # A task whose Python worker died is tried once more; plain local[N] gives up at the first.
 LOCAL_TASK_ATTEMPTS = 2
+RESULTS: Final = "spark.driver.maxResultSize"
+"""The setting for how much of a batch may come to the driver. Spark's default is 1g."""
+RESULTS_SHARE: Final = 4
+"""Output for sinks that take no parts comes to the driver, up to this part of its memory: Java and Python both hold it for a time."""
 # Spark matches a Python error's whole text with a recursive pattern when a query is stopped: the usual 1 MB overflows.
 THREAD_STACK = "8m"
 
@@ -59,8 +63,6 @@ SPEED: Mapping[str, str] = {
 COMFORT: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Output for sinks that take no parts comes to the driver; a batch above Spark's usual limit would fail for ever.
-    "spark.driver.maxResultSize": "0",
     # The timeout of connections between Python and Java: the usual 15 s are too short on a busy machine.
     "spark.python.authenticate.socketTimeout": "300s",
 }
@@ -135,9 +137,17 @@ def settings(wish: Wish, surroundings: Surroundings) -> dict[str, str]:
         if wish.cores is not None:
             chosen["spark.cores.max"] = str(wish.cores)
             chosen["spark.sql.shuffle.partitions"] = str(min(wish.cores, SHARDS_MAX))
+    driver_memory = wish.config.get("spark.driver.memory", chosen.get("spark.driver.memory"))
+    if driver_memory is not None and _MEMORY.fullmatch(driver_memory) is not None:
+        chosen[RESULTS] = f"{_mebibytes(driver_memory) // RESULTS_SHARE or 1}m"
     chosen["spark.driver.extraJavaOptions"] = _java_options(wish, surroundings)
     chosen |= {key: value for key, value in wish.config.items() if key != "spark.driver.extraJavaOptions"}
     return chosen
+
+
+def _mebibytes(memory: str) -> int:
+    kibibytes = int(memory[:-1]) << 10 * "kmgt".index(memory[-1].lower())
+    return kibibytes // 1024
 
 
 def _java_options(wish: Wish, surroundings: Surroundings) -> str:
