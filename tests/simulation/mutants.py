@@ -12,6 +12,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import polars as pl
+from tests.simulation.sink_files import OUTPUT
 
 from fordstone.edge.engine.channel import Channel
 from fordstone.edge.engine.gate import Gate, InFlight
@@ -80,6 +81,23 @@ def acknowledge_before_fsync() -> Iterator[None]:
 
     def lazy_fsync_dir(self: MemoryDisk, path: str) -> None:
         if not path.endswith("/manifests"):
+            fsync_dir(self, path)
+
+    with patch.object(MemoryDisk, "fsync", lazy_fsync), patch.object(MemoryDisk, "fsync_dir", lazy_fsync_dir):
+        yield
+
+
+@contextmanager
+def output_is_not_synced() -> Iterator[None]:
+    """The file sink takes an epoch for released although its file may still be lost."""
+    fsync, fsync_dir = MemoryDisk.fsync, MemoryDisk.fsync_dir
+
+    def lazy_fsync(self: MemoryDisk, path: str) -> None:
+        if not path.startswith(OUTPUT):
+            fsync(self, path)
+
+    def lazy_fsync_dir(self: MemoryDisk, path: str) -> None:
+        if not path.startswith(OUTPUT):
             fsync_dir(self, path)
 
     with patch.object(MemoryDisk, "fsync", lazy_fsync), patch.object(MemoryDisk, "fsync_dir", lazy_fsync_dir):
@@ -215,6 +233,7 @@ MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         barrier_overtakes,
         manifest_before_runs,
         acknowledge_before_fsync,
+        output_is_not_synced,
         retention_drops_named_runs,
         loop_log_not_saved,
         positions_after_the_barrier,

@@ -141,6 +141,11 @@ class Scenario:
         """Whether steps after the sources assign event time."""
         return self.seed % 3 == 1
 
+    @property
+    def in_files(self) -> bool:
+        """Whether some sinks are files on the disk of the state, which a power cut hits with it."""
+        return self.seed % 4 == 2 and self.guarantee == "exactly_once" and not self.rots
+
     def title(self) -> str:
         """How a failure names it."""
         return f"seed {self.seed} ({self.shape}, {self.guarantee}, {self.mode}, {self.tail or 'no tail'})"

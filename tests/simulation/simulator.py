@@ -18,6 +18,7 @@ import polars as pl
 from tests.simulation.judge import judge
 from tests.simulation.rows import ROWS_BEGIN_US, Row, SimulationError, partition_name
 from tests.simulation.scenario import Scenario, World, build, passes
+from tests.simulation.sink_files import FilesOpener, collect
 from tests.simulation.tails import LETTERS
 from tests.simulation.tails import STEP as TAIL
 
@@ -28,7 +29,7 @@ from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.manifest import Cut, Manifest
 from fordstone.epochs.store import CheckpointStore
-from fordstone.errors import CheckpointError, FordstoneError, StorageError
+from fordstone.errors import CheckpointError, FordstoneError, SinkError, StorageError
 from fordstone.operators.aggregate.partial import ROWS
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
@@ -201,8 +202,10 @@ def simulate(scenario: Scenario, *, check: Callable[[Engine], None] | None = Non
             if not (run.stopped or run.failed):
                 _crash(run)
             run.stopped = run.failed = False
+        if scenario.in_files:
+            collect(run.disk, run.world.sinks)
         judge(scenario, run.world, run.epochs(), run.uneven)
-    except SimulationError as error:
+    except (SimulationError, SinkError) as error:  # nothing damages the files of a sink but a power cut
         raise SimulationError(f"{scenario.title()}: {error}") from error
     except Exception as error:
         error.add_note(scenario.title())
@@ -233,6 +236,7 @@ def _until_crash_or_end(run: _Run, check: Callable[[Engine], None] | None) -> bo
         disk=run.disk,
         choose=rng.randrange,
         dead_letters=lambda step: TailLetters(run.world.sinks[LETTERS]) if step == TAIL else NoDeadLetters(),
+        opener=FilesOpener if scenario.in_files else None,
         wait=run.clock.wait,
     )
     try:

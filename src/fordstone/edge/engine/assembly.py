@@ -156,9 +156,13 @@ class ConnectorOpener:
 
     def sink(self, step: p.Sink, *, resumes_after: int | None = None) -> Sink:
         """`resumes_after`: the newest sealed epoch, for a sink that waits for seals."""
+        return open_sink(step.connector, self.stream(step, resumes_after=resumes_after), self._context(step.connector))
+
+    def stream(self, step: p.Sink, *, resumes_after: int | None = None) -> SinkStream:
+        """Describe the stream of a sink, and this start."""
         job, stream = self._job, self._job.types[step.input]
         owner = job.ownership.owner
-        taken = SinkStream(
+        return SinkStream(
             step=step.name,
             schema=stream.schema,
             upsert_key=stream.upsert_key,
@@ -170,7 +174,6 @@ class ConnectorOpener:
             resumes_after=resumes_after,
             discard_later=job.config.discard_later_output,
         )
-        return open_sink(step.connector, taken, self._context(step.connector))
 
     def dead_letters(self, step: str) -> Sink:
         """Where the rows go that a step sets aside."""
