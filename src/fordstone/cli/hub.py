@@ -21,6 +21,7 @@ from fordstone.cli.format import Table, safe
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.options import HelpCommand, HelpGroup, json_option, options_of, reader_options
 from fordstone.cli.quarantine import describe_standing, quarantine, release, skip
+from fordstone.cli.restore import restore
 from fordstone.cli.scrub import scrub
 from fordstone.cli.view.view import TIME_END_US, outbox_text
 
@@ -430,6 +431,7 @@ def epochs(*, pipeline: str | None, node: str | None, limit: int, **how: Any) ->
 
 
 hub.add_command(scrub)
+hub.add_command(restore)
 hub.add_command(quarantine)
 hub.add_command(release)
 hub.add_command(skip)

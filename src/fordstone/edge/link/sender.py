@@ -427,8 +427,8 @@ class Sender:
                 raise HubError(
                     f"the hub has pipeline {self._store.pipeline} of node {self._store.node} only up to epoch {there}, but a hub had "
                     f"acknowledged {sent}. Nothing is sent, and everything is kept.\nIf the hub's data was restored from a backup, stop the "
-                    'hub, run `fordstone hub restore --data DIR` there, and start it again (docs: how-to/run-a-hub, "Restore a hub from a '
-                    'backup"): the node then sends again what it still has. If this is another hub, send to the right one; or give this '
+                    "hub, run `fordstone hub restore --data DIR` there, and start it again (docs/how-to/restore-a-hub.md): "
+                    "the node then sends again what it still has. If this is another hub, send to the right one; or give this "
                     "node another name, to start from the beginning there."
                 )
             case other:

@@ -1,0 +1,52 @@
+"""`fordstone hub restore`: make a log that was restored from a backup known as such to nodes and centers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+import click
+
+from fordstone.cli.errors import UserError
+from fordstone.cli.options import HelpCommand
+
+LOG_NAME: Final = "log.sqlite"
+
+
+@click.command(
+    "restore",
+    cls=HelpCommand,
+    examples=["fordstone hub restore --data /var/lib/hub"],
+)
+@click.option("--data", metavar="DIR", default=None, help="The hub's data directory.  [default: hub]")
+@click.pass_obj
+def restore(parent: str, /, *, data: str | None) -> None:
+    """Mark the hub's data as restored from a backup. The hub must not run.
+
+    Run it once after the data directory was put back, before the hub is started. The log gets a new id, and leases end. Each node then
+    sends again what it still has of the epochs that the log lacks; the others are listed as lost (`fordstone nodes`).
+    """
+    from fordstone.errors import FordstoneError
+    from fordstone.hub.store.sqlite import SqliteStore
+    from fordstone.storage.disk import OsDisk
+
+    directory = Path(data or parent)
+    path = directory / LOG_NAME
+    if not path.is_file():
+        raise UserError(f"{directory} has no {LOG_NAME}, so it is not the data directory of a hub.")
+    try:
+        disk = OsDisk(directory, private=True)
+        try:
+            disk.lock()
+            store = SqliteStore(path)
+            try:
+                with store.transaction() as log:
+                    log_id = log.mark_restored(now_us=time.time_ns() // 1_000)
+            finally:
+                store.close()
+        finally:
+            disk.close()
+    except FordstoneError as error:
+        raise UserError(str(error)) from error
+    click.echo(f"the log in {directory} has the new id {log_id}. Start the hub; nodes compare their epochs with it.")

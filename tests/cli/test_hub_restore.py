@@ -1,0 +1,41 @@
+"""`fordstone hub restore` on a data directory."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from tests.cli.place import Invoke
+
+from fordstone.hub.store.sqlite import SqliteStore
+from fordstone.storage.disk import OsDisk
+
+
+def ids(data: Path) -> tuple[str, tuple[str, ...]]:
+    with contextlib.closing(SqliteStore(data / "log.sqlite")) as store, store.snapshot() as log:
+        return log.log_id(), log.former_logs()
+
+
+def test_a_restored_log_gets_a_new_id_and_keeps_the_former_one(invoke: Invoke, tmp_path: Path):
+    before, _ = ids(tmp_path)
+    result = invoke("hub", "restore", "--data", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    after, former = ids(tmp_path)
+    assert after != before
+    assert former == (before,)
+    assert after in result.output
+
+
+def test_the_data_of_a_running_hub_is_not_changed(invoke: Invoke, tmp_path: Path):
+    before = ids(tmp_path)
+    with contextlib.closing(OsDisk(tmp_path)) as disk:
+        disk.lock()
+        assert invoke("hub", "restore", "--data", str(tmp_path)).exit_code == 1
+    assert ids(tmp_path) == before
+
+
+def test_a_directory_without_a_log_is_reported_and_left_empty(invoke: Invoke, tmp_path: Path):
+    data = tmp_path / "empty"
+    data.mkdir()
+    assert invoke("hub", "restore", "--data", str(data)).exit_code == 1
+    assert not list(data.iterdir())
