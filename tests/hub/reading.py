@@ -9,7 +9,7 @@ from fordstone.hub.client.reader import StreamReader
 from fordstone.hub.messages import NUMBER_MAX, EpochRange, StreamEpoch
 from fordstone.hub.store import commits
 from fordstone.hub.store.log import HubLog
-from fordstone.hub.store.sqlite import LogReader
+from fordstone.hub.store.log_reader import LogReader
 
 
 def epochs_at(client: HubClient, pipeline: str = "p", stream: str = "s") -> list[StreamEpoch]:

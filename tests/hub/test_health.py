@@ -26,7 +26,10 @@ from fordstone.hub.server.limits import DISK_CHECK_INTERVAL_S, DiskQuota
 from fordstone.hub.server.serve import HubApp
 from fordstone.hub.store.blobs import open_blobs
 from fordstone.hub.store.log import HubLog
-from fordstone.hub.store.sqlite import LogReader, LogWriter, SqliteStore, StoreFailedError
+from fordstone.hub.store.log_reader import LogReader
+from fordstone.hub.store.log_schema import StoreFailedError
+from fordstone.hub.store.log_writer import LogWriter
+from fordstone.hub.store.sqlite import SqliteStore
 
 
 class OddStore(SqliteStore):

@@ -12,7 +12,8 @@ from tests.hub.sending import ONE, checkpoint
 from fordstone.errors import ConfigError, StorageError
 from fordstone.hub.messages import Rejection
 from fordstone.hub.store.log import HubLog, Transaction
-from fordstone.hub.store.sqlite import LogWriter, SqliteStore
+from fordstone.hub.store.log_writer import LogWriter
+from fordstone.hub.store.sqlite import SqliteStore
 
 
 def opened(path: Path, **options: Any) -> HubLog:

@@ -175,5 +175,5 @@ def test_a_usual_commit_asks_for_no_counts(hub: Hub, monkeypatch: pytest.MonkeyP
     def count(*_: object) -> int:
         raise AssertionError("it counts")
 
-    monkeypatch.setattr("fordstone.hub.store.sqlite.LogReader._count", count)
+    monkeypatch.setattr("fordstone.hub.store.log_reader.LogReader._count", count)
     hub.commit("n", entry(2))

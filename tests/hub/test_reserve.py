@@ -11,8 +11,9 @@ import pytest
 from fordstone.hub.messages import Rejection
 from fordstone.hub.server.limits import DiskQuota
 from fordstone.hub.store.log import HubLog
+from fordstone.hub.store.log_schema import PAGE_BYTES, WAL_PAGES
 from fordstone.hub.store.reserve import RESERVE_BYTES_MAX, RESERVE_NAME, Reserve
-from fordstone.hub.store.sqlite import PAGE_BYTES, WAL_PAGES, SqliteStore
+from fordstone.hub.store.sqlite import SqliteStore
 
 MIB = 1 << 20
 

@@ -20,8 +20,9 @@ from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.sender import Sender
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import HubAwayError
-from fordstone.hub.store import commits, sqlite
-from fordstone.hub.store.sqlite import LogReader, LogWriter
+from fordstone.hub.store import commits, log_schema
+from fordstone.hub.store.log_reader import LogReader
+from fordstone.hub.store.log_writer import LogWriter
 from fordstone.operators.join.lookup import LookupLatest
 from fordstone.protocol import delivery
 from fordstone.protocol.delivery import Accept, AlreadyDone, CommitDecision, CommitFacts, Gap, OtherContent, Stale
@@ -204,26 +205,26 @@ def control_taken_without_a_barrier() -> Iterator[None]:
 @contextmanager
 def log_is_not_synced() -> Iterator[None]:
     """The hub answers before its log is durable."""
-    original = sqlite._set_up
+    original = log_schema.set_up
 
     def careless(connection: sqlite3.Connection, *, wal_pages: int | None = None) -> sqlite3.Connection:
         original(connection, wal_pages=wal_pages).execute("PRAGMA synchronous = OFF")
         return connection
 
-    with patch.object(sqlite, "_set_up", careless):
+    with patch.object(log_schema, "set_up", careless):
         yield
 
 
 @contextmanager
 def log_is_synced_at_checkpoints_only() -> Iterator[None]:
     """SQLite's usual setting for a write-ahead log: consistent after a power cut, but without the last commits."""
-    original = sqlite._set_up
+    original = log_schema.set_up
 
     def usual(connection: sqlite3.Connection, *, wal_pages: int | None = None) -> sqlite3.Connection:
         original(connection, wal_pages=wal_pages).execute("PRAGMA synchronous = NORMAL")
         return connection
 
-    with patch.object(sqlite, "_set_up", usual):
+    with patch.object(log_schema, "set_up", usual):
         yield
 
 

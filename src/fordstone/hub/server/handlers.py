@@ -63,8 +63,8 @@ from fordstone.hub.server.uploads import NodeUploads
 from fordstone.hub.store import commits, forget, quarantine
 from fordstone.hub.store.blobs import CHUNK_BYTES, BlobLocks, BlobStore, Stored, Upload
 from fordstone.hub.store.log import HubLog, Key, Transaction
+from fordstone.hub.store.log_reader import LogReader
 from fordstone.hub.store.scrub import Scrub
-from fordstone.hub.store.sqlite import LogReader
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan.ids import checked_name
 from fordstone.state.base import RunRef

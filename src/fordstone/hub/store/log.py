@@ -19,7 +19,10 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from fordstone.errors import ConfigError
 from fordstone.hub.messages import Rejection
-from fordstone.hub.store.sqlite import LogReader, LogWriter, SqliteStore, StoreFailedError
+from fordstone.hub.store.log_reader import LogReader
+from fordstone.hub.store.log_schema import StoreFailedError
+from fordstone.hub.store.log_writer import LogWriter
+from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
 JOBS_PER_TRANSACTION_MAX: Final = 256

@@ -18,7 +18,7 @@ from fordstone.hub.messages import (
     SkipRequest,
 )
 from fordstone.hub.store.log import Transaction
-from fordstone.hub.store.sqlite import LogReader, NodeRecord
+from fordstone.hub.store.log_reader import LogReader, NodeRecord
 from fordstone.protocol.quarantine import (
     NothingToSkip,
     Skip,

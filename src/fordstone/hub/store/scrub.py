@@ -19,7 +19,8 @@ from typing import Final
 
 from fordstone.hub.store.blobs import BlobLocks, BlobStore, is_whole
 from fordstone.hub.store.log import HubLog, Transaction
-from fordstone.hub.store.sqlite import BlobRecord, StoreFailedError
+from fordstone.hub.store.log_reader import BlobRecord
+from fordstone.hub.store.log_schema import StoreFailedError
 from fordstone.protocol.scrub import PASS_US, pause_s
 
 RATE_BYTES: Final = 4 << 20
