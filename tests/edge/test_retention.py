@@ -1,14 +1,18 @@
-"""Rule 3: the newest checkpoint that the hub has, and the newest at the remote, stay on this node."""
+"""Rule 3: the newest checkpoint that the hub has, and the newest at the remote, stay on this node. Damage stops no merge of other states."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.epochs.conftest import commit_epoch, open_store
+import pytest
+from tests.epochs.conftest import NODE, PIPELINE, commit_epoch, open_store
+from tests.epochs.test_merge import Summed, part
 
 from fordstone.edge.engine.release import Retention
 from fordstone.edge.link.links import CheckpointCopier
 from fordstone.runtime.clock import SystemClock
+from fordstone.runtime.snapshot import FrozenState
+from fordstone.state.base import Piece
 from fordstone.testing.memory_disk import MemoryDisk
 
 
@@ -46,3 +50,23 @@ def test_what_the_process_before_had_kept_for_the_remote_stays_until_a_newer_one
     copier.finish()
     retention.collect(4)
     assert again.epochs() == (4,)
+
+
+def test_a_damaged_run_keeps_its_state_from_being_merged_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    disk = MemoryDisk()
+    store = open_store(disk)
+    damaged, whole = (Summed([Piece(ref=store.write_run(part(key, value))) for value in (1, 2)]) for key in "ab")
+    rotten = damaged.freeze()[0].ref
+    assert rotten is not None
+    disk.damage(f"{PIPELINE}/{NODE}/runs/{rotten.digest}", b"other bytes")
+    retention = Retention(store)
+    for _ in range(2):
+        states = [
+            FrozenState(step="count", name=name, subtask=0, pieces=state.freeze(), state=state)
+            for name, state in (("damaged", damaged), ("whole", whole))
+        ]
+        retention.merge_later(states)
+        while retention.merge_one():
+            pass
+    assert (len(damaged.freeze()), len(whole.freeze())) == (2, 1)
+    assert [record.levelname for record in caplog.records] == ["ERROR"], "logged once"

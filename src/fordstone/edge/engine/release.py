@@ -18,7 +18,7 @@ from fordstone.connectors.base import Sink
 from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.manifest import Cut, Manifest
 from fordstone.epochs.store import CheckpointStore, merge_state
-from fordstone.errors import CheckpointError, StorageError
+from fordstone.errors import CheckpointError, DamagedError, StorageError
 from fordstone.operators.dead_letter import DEAD_LETTERS
 from fordstone.runtime.snapshot import FrozenState
 from fordstone.storage.disk import FatalStorageError
@@ -101,6 +101,8 @@ class Retention:
         self._ack = ack
         self._copies: list[Callable[[], Collection[int]]] = []
         self._states: deque[FrozenState] = deque()
+        self._not_merged: set[str] = set()
+        """What kept states from being merged. It is logged once, and the states are tried again after every epoch."""
 
     def keep_for(self, acknowledged: Callable[[], Collection[int]]) -> None:
         """Keep the newest checkpoint that a copy has acknowledged, beside the last few. Called once per copy: the hub, the remote."""
@@ -125,7 +127,10 @@ class Retention:
         self._states = deque(states)
 
     def merge_one(self) -> bool:
-        """Merge some pieces of one state; return whether there was something to merge."""
+        """Merge some pieces of one state; return whether there was something to merge.
+
+        A state with a damaged run stays as it is: the one in memory is whole, so that the pipeline need not stop for it.
+        """
         while self._states:
             frozen = self._states.popleft()
             try:
@@ -133,6 +138,11 @@ class Retention:
                     return True
             except FatalStorageError:
                 raise
+            except DamagedError as error:
+                if str(error) not in self._not_merged:
+                    self._not_merged.add(str(error))
+                    extra = {"step": frozen.step, "state": frozen.name, "problem": str(error)}
+                    log.exception("state not merged: one of its runs is damaged", extra=extra)
             except StorageError:
                 # Merging only saves space and time; the next checkpoint will report that the disk refuses.
                 self._states.clear()
