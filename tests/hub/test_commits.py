@@ -18,9 +18,9 @@ from tests.hub.sending import blob, checkpoint, commit_of, entry, run, select
 from fordstone.hub.messages import Checkpoint, Commit, Committed, Generation, Head, LeaseRequest, Rejection
 from fordstone.hub.store import commits
 from fordstone.hub.store.log import HubLog
-from fordstone.hub.store.log_writer import GENERATIONS_SKIPPED
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.protocol.chain import chained
+from fordstone.protocol.lease import GENERATIONS_SKIPPED
 from fordstone.state.base import RunRef
 
 

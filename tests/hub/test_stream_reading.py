@@ -225,7 +225,9 @@ def test_after_a_restore_readers_wait_for_the_node_and_go_on_where_they_were(log
     reader = NodePosition(6, chains[6])
     assert code(log.one(6, reader)) == "beyond", "nobody said that the log was restored"
     former = restored(log)
-    assert log.one(6, reader) == NodeEpochs(), "the node may bring it back"
+    waiting = log.one(6, reader)
+    assert waiting == NodeEpochs(awaited=waiting.awaited), "the node may bring it back"
+    assert "ends at epoch 2, and epoch 6 was read" in waiting.awaited
     log.lease("n", head=7, chain=chains[7], log_id=former)
     log.commit("n", *entries[4:], after=chains[4])
     assert epochs(log.one(6, reader)) == [7, 8], "it has read the epochs that the hub has lost"

@@ -16,6 +16,7 @@ from fordstone.protocol.lease import (
     NotHead,
     OlderIncarnation,
     Position,
+    Superseded,
     decide_lease,
 )
 
@@ -85,6 +86,29 @@ TABLE: dict[str, tuple[LeaseFacts, LeaseDecision]] = {
         OlderIncarnation(by=Fence(1003, 7)),
     ),
     "restored: another holder": (facts(RESTORED, holder="b", restored=True), HeldByOther(fence=Fence(1003, 7))),
+    "restored: another holder, which took over after the backup, has more": (
+        facts(RESTORED, holder="b", granted=4, claimed=Position(30, "c30"), restored=True, take_over=True),
+        Granted(fence=Fence(1004, 8)),
+    ),
+    "restored twice: another holder, which took over after the backup, has more": (
+        facts(
+            Holding(holder="a", fence=Fence(2003, 7), start=None),
+            holder="b",
+            granted=4,
+            claimed=Position(30, "c30"),
+            restored=True,
+            take_over=True,
+        ),
+        Granted(fence=Fence(2004, 8)),
+    ),
+    "restored: a holder that was superseded before has more": (
+        facts(RESTORED, holder="b", granted=2, claimed=Position(30, "c30"), restored=True, take_over=True),
+        Superseded(by=Fence(1003, 7)),
+    ),
+    "restored: a holder that took over beside this one has more": (
+        facts(RESTORED, holder="b", granted=3, claimed=Position(30, "c30"), restored=True, take_over=True),
+        Superseded(by=Fence(1003, 7)),
+    ),
     "restored: another holder takes over": (facts(RESTORED, holder="b", take_over=True), Granted(fence=Fence(1004, 8))),
 }
 

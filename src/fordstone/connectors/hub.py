@@ -190,6 +190,8 @@ class HubSource(Source):
         """The newest commit of each node after which the hub was asked for epochs, and had none to give."""
         self._rejected: dict[str, int] = {}
         """Nodes of which an epoch was rejected here: the facts know of their quarantine from this number of the hub's on."""
+        self._awaited: dict[str, str] = {}
+        """Nodes that may bring back what a restored hub lacks, and why, as it was logged."""
         self._cuts: dict[str, int] = {}
         """The restored positions."""
         self._plans = Plans()
@@ -384,6 +386,7 @@ class HubSource(Source):
             asked = answer.nodes.get(node, NodeEpochs())
             if asked.stopped is not None:
                 raise self._stop(node, position, asked.stopped)
+            self._note_wait(node, asked)
             if asked.skipped:
                 log.warning(
                     "epochs passed over",
@@ -499,12 +502,20 @@ class HubSource(Source):
         own = found[node]
         if own.stopped is not None:
             raise self._stop(node, position, own.stopped)
+        self._note_wait(node, own)
         if own.end.epoch <= position:
             self._asked[node] = self._seq(node)
 
     def _stop(self, node: str, position: int, stop: NodeStop) -> NodeStoppedError:
         """What a node's trouble becomes. It is raised where the node is planned or read; other nodes are not concerned."""
         return self.reader.stopped(node, position, stop)
+
+    def _note_wait(self, node: str, found: NodeEpochs) -> None:
+        """Log, once, why a node of a restored hub is waited for."""
+        if found.awaited and self._awaited.get(node) != found.awaited:
+            fields = {"stream": self.options.stream, "node": node, "problem": found.awaited}
+            log.warning("center waits for a node", extra=fields)
+        self._awaited[node] = found.awaited
 
     def mark(self, node: str) -> NodePosition:
         """The newest position of a node that was seen."""

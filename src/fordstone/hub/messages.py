@@ -209,6 +209,8 @@ class LeaseRequest(Message, frozen=True):
     """The chain at `head`, which the node computes from its own epochs."""
     log_id: Annotated[str, Meta(max_length=200)] = ""
     """The log that acknowledged the node's epochs; empty: none did, or it is unknown."""
+    granted: Number = 0
+    """The hub generation that the state directory was granted last; 0: none."""
     take_over: bool = False
     """Fence the previous holder. Otherwise another holder's lease is respected (`held`); it never expires."""
 
@@ -335,6 +337,8 @@ class NodeStop(Message, frozen=True):
     code: StopCode
     reason: str
     """For a person."""
+    seen: int = 0
+    """The epoch that the reader has seen, if the log does not fit it."""
 
 
 class NodeEpochs(Message, frozen=True):
@@ -349,6 +353,8 @@ class NodeEpochs(Message, frozen=True):
     skipped: int = 0
     """Number of epochs before them that are passed over because the operator said so."""
     stopped: NodeStop | None = None
+    awaited: str = ""
+    """Why there is nothing yet, for a person: the hub was restored from a backup, and the node may bring back what the log lacks."""
 
 
 class StreamEpochs(Message, frozen=True):

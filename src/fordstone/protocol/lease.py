@@ -55,7 +55,17 @@ class NotHead:
     head: int
 
 
-LeaseDecision: TypeAlias = Granted | HeldByOther | OlderIncarnation | NotHead
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Superseded:
+    """Another holder has committed since this one had the lease, and the hub was restored after that: this one's epochs do not follow."""
+
+    by: Fence
+
+
+LeaseDecision: TypeAlias = Granted | HeldByOther | OlderIncarnation | NotHead | Superseded
+
+GENERATIONS_SKIPPED: Final = 1_000
+"""By how much hub generations grow with a restore from a backup: more than the take-overs that the backup may not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +98,8 @@ class LeaseFacts:
     start: str
     claimed: Position
     """The newest epoch that the node says it has in common with the hub."""
+    granted: int = 0
+    """The hub generation that the requesting directory was granted last; 0: none."""
     restored: bool = False
     """The epochs of this node were acknowledged by the hub's log before that was restored from a backup."""
     take_over: bool = False
@@ -95,6 +107,16 @@ class LeaseFacts:
     @property
     def knows_head(self) -> bool:
         return self.claimed == self.head
+
+    @property
+    def is_superseded(self) -> bool:
+        """Whether a restored log has a lease that is not older than the last one of another holder, which has later epochs.
+
+        The number of take-overs tells it: restores add only multiples of `GENERATIONS_SKIPPED`.
+        """
+        if self.holding is None or self.holding.start is not None or self.claimed.epoch <= self.head.epoch:
+            return False
+        return self.granted % GENERATIONS_SKIPPED <= self.holding.fence.hub % GENERATIONS_SKIPPED
 
 
 def decide_lease(facts: LeaseFacts) -> LeaseDecision:
@@ -115,4 +137,6 @@ def decide_lease(facts: LeaseFacts) -> LeaseDecision:
             return NotHead(head=facts.head.epoch) if newer else OlderIncarnation(by=known)
     elif not facts.take_over:
         return HeldByOther(fence=known)
+    elif facts.is_superseded:
+        return Superseded(by=known)
     return Granted(fence=Fence(known.hub + 1, facts.local))

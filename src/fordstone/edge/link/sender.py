@@ -220,6 +220,7 @@ class Sender:
         self.sent_bytes = 0
         self._hub, self._outbox, self._store, self._clock = hub, outbox, store, clock
         self._owner, self._granted, self._chance = owner, granted, chance
+        self._last_granted = owner.granted
         self._take_over, self._hub_state = take_over, hub_state
         self._failpoints = failpoints or NoFailpoints()
         self._generation: Generation | None = None
@@ -366,6 +367,7 @@ class Sender:
             head=0 if chain is None else epoch,
             chain=chain or CHAIN_START,
             log_id=self._outbox.log_id,
+            granted=self._last_granted,
             take_over=self._take_over,
         )
         try:
@@ -380,6 +382,7 @@ class Sender:
                     ) from error
             raise
         self._granted(lease.generation.hub)
+        self._last_granted = lease.generation.hub
         self._generation, self._log_id = lease.generation, lease.log_id
         log.info("lease taken", extra={"generation": lease.generation.hub, "head": lease.head})
 

@@ -462,6 +462,11 @@ class StreamReader:
                 "Was the hub's data restored from an older copy, or is it another hub? If it was restored: stop the hub, run "
                 f"`fordstone hub restore --data DIR`, and start it again; {RUNBOOK} says what follows, and when `fordstone hub skip` helps."
             )
+            if stop.code == "differs" and stop.seen:
+                advice += (
+                    " If that was done, another machine has gone on from the backup. To go on with its epochs after that one: "
+                    f"`fordstone hub quarantine {node} --epoch {stop.seen + 1}`, then `fordstone hub skip {node} --until {stop.seen}`."
+                )
         elif stop.code == "lost":
             advice = f"To go on with what follows them: `fordstone hub skip`; see {RUNBOOK}."
         elif after == 0:

@@ -72,6 +72,7 @@ from fordstone.protocol.lease import (
     NotHead,
     OlderIncarnation,
     Position,
+    Superseded,
     decide_lease,
 )
 from fordstone.protocol.quarantine import Skip, Standing, is_waived, readable
@@ -103,6 +104,7 @@ def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> L
         local=request.local,
         start=request.start,
         claimed=Position(request.head, request.chain),
+        granted=request.granted,
         restored=request.log_id in tx.log.former_logs(),
         take_over=request.take_over,
     )
@@ -136,6 +138,13 @@ def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> L
                 "stale_generation",
                 f"pipeline {pipeline} on node {node} was started since, from a copy of this state directory: the hub "
                 f"knows incarnation {by.local}, this is {request.local}.\nStop one of the two.",
+                generation=_generation(by),
+            )
+        case Superseded(by=by):
+            raise Rejection(
+                "stale_generation",
+                f"pipeline {pipeline} on node {node} was taken over from this state directory before the hub was restored, and the new "
+                f"owner's epochs, up to {facts.head.epoch}, are at the hub. The later epochs of this directory do not follow them.",
                 generation=_generation(by),
             )
         case NotHead(head=newest):
@@ -303,10 +312,12 @@ def _node_epochs(
 ) -> NodeEpochs:
     gone = log.forgotten_node(pipeline, node)
     if gone is not None:
+        if wanted.seen.epoch > gone.epoch and log.former_logs():
+            return _none_until(wanted, None)  # it was forgotten instead of waited for
         return _closing_epoch(gone, wanted, request)
     facts = log.chain_facts(pipeline, node, wanted.seen.epoch)
     if wanted.seen.epoch > facts.head and _is_awaited(log, pipeline, node):
-        return NodeEpochs()
+        return NodeEpochs(awaited=_describe_wait(node, wanted.seen, facts.head))
     segments = log.segments(pipeline, stream, node)
     removed, lost = (0, ()) if segments is None else (segments.removed, log.lost_epochs(segments.node_id))
     standing = Standing() if segments is None else _standing(log, segments.node_id, planned=wanted.until is not None)
@@ -390,6 +401,14 @@ def _is_awaited(log: LogReader, pipeline: str, node: str) -> bool:
     return bool(log.former_logs()) if known is None else known.resync
 
 
+def _describe_wait(node: str, seen: NodePosition, head: int) -> str:
+    return (
+        f"the hub was restored from a backup: its log of node {node} ends at epoch {head}, and epoch {seen.epoch} was read from it. The node "
+        f"has not been in contact since, and may have the epochs. If it does not come back: `fordstone hub quarantine {node}` to go on "
+        f"without it for now, or `fordstone hub forget node {node}` for good; see {RUNBOOK}"
+    )
+
+
 def _listed(
     log: LogReader, segments: NodeSegments, after: int, until: int, request: EpochsRequest, room: Room
 ) -> NodeEpochs:
@@ -446,9 +465,9 @@ def _stopped(
     judgement = judge_position(wanted.seen.epoch, wanted.seen.chain, facts)
     misfit = describe_misfit(judgement, wanted.seen, facts.head)
     if judgement is PositionJudgement.BEYOND:
-        return NodeStop(code="beyond", reason=misfit)
+        return NodeStop(code="beyond", reason=misfit, seen=wanted.seen.epoch)
     if judgement is PositionJudgement.DIFFERS:
-        return NodeStop(code="differs", reason=misfit)
+        return NodeStop(code="differs", reason=misfit, seen=wanted.seen.epoch)
     if gap is not None and after + 1 >= gap[0]:
         return NodeStop(
             code="lost",

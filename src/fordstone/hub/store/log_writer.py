@@ -25,10 +25,9 @@ from fordstone.hub.messages import (
 from fordstone.hub.store.blobs import Stored
 from fordstone.hub.store.log_reader import LogReader, NodeRecord, decode_runs
 from fordstone.hub.store.log_schema import StoreFailedError, describe_failure
+from fordstone.protocol.lease import GENERATIONS_SKIPPED
 from fordstone.state.base import RunRef
 
-GENERATIONS_SKIPPED: Final = 1_000
-"""Take-overs of one node that may have happened between a backup and its restore: the next hub generation is beyond them."""
 _ENTRIES: Final = 0
 """Stands in `discarded` for the entries of a node, in place of a stream."""
 
