@@ -110,6 +110,10 @@ class RejectedEpochError(SourceError):
         self.reason = reason
 
 
+class NodeQuarantinedError(SourceError):
+    """A read that was planned contains an epoch that cannot be taken. Its node is in quarantine now: a new start goes on without the node."""
+
+
 class NodeStoppedError(SourceError):
     """One node of a stream at a hub cannot be read on: its log was set back, or epochs of it are gone. Others can be read."""
 

@@ -13,19 +13,24 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from tests.edge.bad_node import JUNK
 from tests.hub.running import now_us, running_hub, serving
+from tests.hub.sending import digest_of
+from tests.hub.test_forget import Clock
 from tests.spark.hub_nodes import HubNode, numbers
 from tests.spark.test_hub_rows import EVERY, NESTED, NESTED_TYPES
 from tests.waiting import until
 
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
+from fordstone.hub.messages import Commit, EpochEntry, ForgetRequest, SkipRequest, StreamSegment
 from fordstone.hub.server.auth import TokenFile, Tokens
 from fordstone.hub.server.serve import HubApp
 from fordstone.hub.store.blobs import open_blobs
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.spark import register
+from fordstone.state.base import RunRef
 
 
 @pytest.fixture(scope="module")
@@ -288,3 +293,72 @@ def test_a_worker_that_reads_a_hub_imports_no_more_than_it_needs_and_another_no_
     )
     done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# Nodes that are not read.
+
+
+def commit_junk(node: HubNode) -> None:
+    """Commit an epoch of 16 bytes that are no Arrow."""
+    ref = RunRef(digest=digest_of(JUNK), size_bytes=len(JUNK), rows=1)
+    node.client.put_blob(ref.digest, JUNK)
+    node.epoch += 1
+    segment = StreamSegment(runs=(ref,), watermark_us=node.epoch)
+    entry = EpochEntry(epoch=node.epoch, streams={node.stream: segment}, created_us=node.epoch)
+    node.client.commit(node.pipeline, node.node, Commit(generation=node.generation, epochs=(entry,)))
+
+
+def test_a_bad_epoch_puts_its_node_into_quarantine_and_a_skip_lets_jobs_and_streams_go_on(spark, hub, tmp_path):
+    good, bad = HubNode(hub, "bad", "good"), HubNode(hub, "bad", "bad")
+    good.commit(numbers(1))
+    bad.commit(numbers(11))
+    commit_junk(bad)
+    bad.commit(numbers(13))
+    columns = "n bigint, half double, _node string, _epoch bigint"
+
+    def stream() -> None:
+        reader = spark.readStream.format("fordstone").option("hub", hub.url).schema(columns)
+        now(reader.options(pipeline="bad", stream="readings").load(), tmp_path)
+
+    with pytest.raises(PySparkException, match=r"fordstone hub skip bad --pipeline bad --until 2"):
+        stream()
+    (found,) = [one.quarantine for one in good.client.nodes().nodes if one.node == "bad" and one.pipeline == "bad"]
+    assert found is not None
+    assert (found.epoch, found.by) == (2, "format-fordstone")
+    assert sorted(row.n for row in read(spark, hub, "bad").collect()) == [1, 11], "a job goes on without the node"
+    with pytest.raises(PySparkException, match=r"fordstone hub skip bad --pipeline bad --until 2"):
+        stream()  # its offsets say that the epoch was read
+    good.client.skip("bad", "bad", SkipRequest(until=2))
+    stream()
+    good.commit(numbers(2))
+    stream()
+    assert rows_in(tmp_path) == [(1, "good", 1), (2, "good", 2), (11, "bad", 1), (13, "bad", 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [("missing", numbers(2).drop("half")), ("typed", numbers(2).with_columns(half=pl.lit("x")))],
+    ids=["column missing", "another type"],
+)
+def test_an_epoch_with_other_columns_fails_with_the_command_and_leaves_the_node_alone(spark, hub, name, changed):
+    node = HubNode(hub, name, "a")
+    node.commit(numbers(1), changed)
+    reader = spark.read.format("fordstone").option("hub", hub.url).schema("n bigint, half double")
+    with pytest.raises(PySparkException, match=f"fordstone hub quarantine a --pipeline {name} --epoch 2"):
+        reader.options(pipeline=name, stream="readings", metadata="false").load().collect()
+    assert all(one.quarantine is None for one in node.client.nodes().nodes if one.pipeline == name)
+
+
+def test_a_query_goes_on_without_a_node_that_the_hub_has_forgotten(spark, tmp_path):
+    clock = Clock()
+    with running_hub(tmp_path / "hub", clock_us=clock) as hub:
+        a, gone = HubNode(hub, "gone", "a"), HubNode(hub, "gone", "gone")
+        a.commit(numbers(1))
+        gone.commit(numbers(11))
+        now(streamed(spark, hub, "gone"), tmp_path)
+        clock.pass_silence()
+        assert a.client.forget_node("gone", "gone", ForgetRequest(discard_unread=True)).changed
+        a.commit(numbers(2))
+        now(streamed(spark, hub, "gone"), tmp_path)
+        assert rows_in(tmp_path) == [(1, "a", 1), (2, "a", 2), (11, "gone", 1)]
+        assert sorted(row.n for row in read(spark, hub, "gone").collect()) == [1, 2]

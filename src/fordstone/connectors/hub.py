@@ -42,6 +42,7 @@ from fordstone.errors import (
     HubAwayError,
     HubError,
     HubRefusedError,
+    NodeQuarantinedError,
     NodeStoppedError,
     RejectedEpochError,
     SourceError,
@@ -73,6 +74,7 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import ROW_WATERMARK
 from fordstone.plan.ids import PartitionId, Position, checked_name
+from fordstone.protocol.quarantine import describe_ways_on
 from fordstone.protocol.retry import Backoff
 
 log = logging.getLogger(__name__)
@@ -81,10 +83,6 @@ FIRST_WAIT_SECONDS: Final = 10.0
 """Timeout for the hub's first answer, so that all nodes join together."""
 QUIET: Final = Backoff(first_us=1_000_000, max_us=4_000_000)
 """Pauses after epochs or rows could not be read."""
-QUARANTINED: Final = (
-    "The node is in quarantine at the hub from this epoch on. Start again to go on without it; `fordstone hub skip` passes over the epoch, "
-    "and `fordstone hub release` tries it again."
-)
 _ORDINAL_BITS: Final = 31
 
 
@@ -410,10 +408,13 @@ class HubSource(Source):
             seq = None
         return seq is not None
 
-    def _quarantined(self, error: RejectedEpochError) -> SourceError:
+    def _quarantined(self, error: RejectedEpochError) -> NodeQuarantinedError:
         """Report an epoch of a read that must not end before it, and return the error to stop with."""
         self.reader.retry(lambda: self.reader.quarantine(error, self.options.consumer))
-        return SourceError(f"{error} {QUARANTINED}")
+        return NodeQuarantinedError(
+            f"{error} The node is in quarantine at the hub from this epoch on; a new start goes on without it. "
+            f"{describe_ways_on(self.options.pipeline, error.node, error.epoch)}"
+        )
 
     def _readable_end(self, node: str) -> int | None:
         """The last epoch that is read of a node; None: whatever the hub gives."""

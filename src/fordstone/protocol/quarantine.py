@@ -58,6 +58,12 @@ def passed_over(position: int, standing: Standing) -> tuple[Skip, ...]:
     return tuple(skip for skip in sorted(standing.skips) if position < skip.last <= after)
 
 
+def describe_ways_on(pipeline: str, node: str, epoch: int) -> str:
+    """Return the commands that end a quarantine at this epoch, as a sentence."""
+    which = f"{node} --pipeline {pipeline}"
+    return f"`fordstone hub skip {which} --until {epoch}` passes over the epoch, and `fordstone hub release {which}` lets readers try it again."
+
+
 def is_waived(epoch: int, skips: Iterable[Skip]) -> bool:
     """Whether a position is no longer compared with the log: a skip says that the reader goes on after it."""
     return any(epoch <= skip.last for skip in skips)

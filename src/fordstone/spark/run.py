@@ -1,7 +1,7 @@
 """Run a pipeline on Spark: as a stream until it is stopped, or as a batch job; start again after failures.
 
 What to do after a failure is decided in `protocol.retry`, as on the edge. An error of the user's is raised at once, and not
-tried again.
+tried again. A stream whose batch contains an epoch that cannot be taken is started again, and goes on without its node (rule 25).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, Unpack
 from msgspec.structs import replace
 
 from fordstone import errors
-from fordstone.errors import ConfigError, FordstoneError, PipelineError, TaskError
+from fordstone.errors import ConfigError, FordstoneError, NodeQuarantinedError, PipelineError, TaskError
 from fordstone.hub.client.address import HubAddress
 from fordstone.lang.choices import check_options
 from fordstone.lang.duration import TIME_MIN_US, positive_us
@@ -127,9 +127,11 @@ def run_plan(
                 raise
             except Exception as error:
                 known = _error_of_ours(error)
-                if known is not None:
+                # A run over what is there now ends instead, so that nothing is left out silently.
+                restarts = isinstance(known, NodeQuarantinedError) and not (config.bounded or config.available_now)
+                if known is not None and not restarts:
                     raise known from error
-                if own is not None and java_gone(own):
+                if known is None and own is not None and java_gone(own):
                     why = (
                         "it was killed, or had no memory left. Give it more memory if so"
                         if not signals.stop_requested
@@ -140,7 +142,9 @@ def run_plan(
                         f"pipeline {plan.pipeline}: Spark's Java process has ended: {why}. Started again, the pipeline resumes after its "
                         "last epoch."
                     ) from None
-                before, last = last, describe_failure(str(error)) or repr(error)
+                before, last = last, str(known) if known is not None else describe_failure(str(error)) or repr(error)
+                if known is not None and last != before:
+                    failures = 0  # of another node: however many nodes are bad, the stream goes on with the others
                 match decide_restart(
                     policy,
                     failures=failures,
@@ -266,7 +270,7 @@ def _error_of_ours(error: Exception) -> FordstoneError | None:
     for name, text in reversed(_OUR_ERROR.findall(str(error))):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, FordstoneError):
-            return TaskError(text.strip())
+            return (NodeQuarantinedError if kind is NodeQuarantinedError else TaskError)(text.strip())
     return None
 
 

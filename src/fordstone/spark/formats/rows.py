@@ -45,6 +45,8 @@ class RunRows:
     where: str
     """For messages: where the run comes from."""
     constants: Mapping[str, pa.Scalar] = field(default_factory=dict)
+    advice: str = ""
+    """For messages about columns that do not fit: what to do if the run is wrong, and not the query."""
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -108,7 +110,7 @@ def stored_columns(data: bytes, ref: RunRef) -> pa.Schema:
 
 
 def decode_rows(
-    data: bytes, ref: RunRef, target: pa.Schema, *, where: str, constants: Mapping[str, pa.Scalar]
+    data: bytes, ref: RunRef, target: pa.Schema, *, where: str, constants: Mapping[str, pa.Scalar], advice: str = ""
 ) -> RunRows:
     """The rows of a run, of which only the columns of the target are decoded.
 
@@ -123,12 +125,12 @@ def decode_rows(
         if missing:
             raise SchemaError(
                 f"{where} has no column {', '.join(map(repr, missing))}; it has {', '.join(there)}. "
-                "Read it with a schema of columns that all epochs have: .schema(...)."
+                f"Read it with a schema of columns that all epochs have: .schema(...). {advice}".rstrip()
             )
         frame = decode_untrusted(data, ref, dict.fromkeys(wanted or there[:1]))
     except RejectedRunError as error:
         raise RejectedRunError(f"{where}: {error}") from error
-    return RunRows(frame=frame, where=where, constants=constants)
+    return RunRows(frame=frame, where=where, constants=constants, advice=advice)
 
 
 def record_batches(runs: Iterable[RunRows], target: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -181,7 +183,7 @@ def _cast(values: pa.Array, column: pa.Field, run: RunRows) -> pa.Array:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaError(
             f"column {column.name!r} of {run.where} is {values.type}, and the query reads it as {column.type}: {error}. "
-            "Give the type that the pipeline has, or leave the schema out."
+            f"Give the type that the pipeline has, or leave the schema out. {run.advice}".rstrip()
         ) from error
 
 

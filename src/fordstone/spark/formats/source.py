@@ -31,7 +31,14 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from fordstone.connectors.base import system_clock_us
-from fordstone.errors import HubAwayError, SchemaError, SourceError
+from fordstone.errors import (
+    HubAwayError,
+    NodeQuarantinedError,
+    RejectedEpochError,
+    RejectedRunError,
+    SchemaError,
+    SourceError,
+)
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import client_of
 from fordstone.hub.client.reader import (
@@ -56,6 +63,7 @@ from fordstone.hub.messages import (
 from fordstone.lang.choices import check_word
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan.ids import checked_name
+from fordstone.protocol.quarantine import describe_ways_on
 from fordstone.runtime.assignment import balance
 from fordstone.spark.formats.options import Options, address_of, count, flag, named
 from fordstone.spark.formats.rows import (
@@ -558,6 +566,22 @@ def _tasks(setting: StreamSetting, size_bytes: int) -> int:
     return setting.tasks or max(len(os.sched_getaffinity(0)), -(-size_bytes // TASK_BYTES))
 
 
+def _quarantined(
+    setting: StreamSetting, reader: StreamReader, node: str, epoch: int, error: RejectedRunError
+) -> NodeQuarantinedError:
+    """Put a node into quarantine, as a center does, and return the error to fail with.
+
+    A batch job that is started again goes on without the node. A stream does not: Spark has fixed what its batch reads, and would take
+    the epoch for read.
+    """
+    rejected = RejectedEpochError(str(error), node=node, epoch=epoch, reason=f"stream {setting.stream}: {error}")
+    reader.retry(lambda: reader.quarantine(rejected, setting.consumer or f"format-{HUB_FORMAT}"))
+    return NodeQuarantinedError(
+        f"{error} The node is in quarantine at the hub from this epoch on. A batch job that is started again goes on without it; a "
+        f"stream goes on after a skip. {describe_ways_on(setting.pipeline, node, epoch)}"
+    )
+
+
 def _rows(
     setting: StreamSetting, schema: StructType, reads: Iterable[tuple[Read, str | None]]
 ) -> Iterator[pa.RecordBatch]:
@@ -569,6 +593,16 @@ def _rows(
             where = f"epoch {epoch} of node {node} in stream {setting.stream}"
             constants = {NODE: pa.scalar(node), EPOCH: pa.scalar(epoch)} if setting.metadata else {}
             data = reader.retry(lambda: reader.blob(run, where, blobs))  # noqa: B023 - called at once
-            yield decode_rows(data, run, target, where=where, constants=constants)
+            # If columns do not fit, the query may be wrong: the node is not put into quarantine for all readers.
+            which = f"{node} --pipeline {setting.pipeline}"
+            advice = (
+                f"If the node sends what it should not: `fordstone hub quarantine {which} --epoch {epoch}`, then `fordstone hub skip {which} "
+                f"--until {epoch}`."
+            )
+            try:
+                rows = decode_rows(data, run, target, where=where, constants=constants, advice=advice)
+            except RejectedRunError as error:
+                raise _quarantined(setting, reader, node, epoch, error) from error
+            yield rows
 
     yield from record_batches(fetched(), target)
