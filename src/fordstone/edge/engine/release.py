@@ -142,7 +142,7 @@ class Retention:
                 if str(error) not in self._not_merged:
                     self._not_merged.add(str(error))
                     extra = {"step": frozen.step, "state": frozen.name, "problem": str(error)}
-                    log.exception("state not merged: one of its runs is damaged", extra=extra)
+                    log.warning("state not merged: one of its runs is damaged", extra=extra)
             except StorageError:
                 # Merging only saves space and time; the next checkpoint will report that the disk refuses.
                 self._states.clear()
