@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fsspec
+import polars as pl
 import pytest
 from tests.connectors.test_remote_files import lines, put, s3_fixture
 
@@ -129,3 +130,22 @@ def test_output_that_is_too_large_for_the_driver_is_an_error_that_names_the_sink
     assert "through the driver: printed. Nothing was released." in done.stdout
     assert "--rows-max" in done.stdout
     assert not list((tmp_path / "kept").glob("epoch-*"))
+
+
+TABLE = """
+from fordstone import Pipeline
+from fordstone.connectors import delta, generator
+from fordstone.spark import run, session
+
+p = Pipeline("wide")
+source = p.source("src", generator(rows=200_000, keys=3), schema={"device": "string", "temp": "double"})
+source.sink("table", delta("table"))
+spark = session(master="local[2]", memory="1g", config={"spark.driver.maxResultSize": "1m"})
+run(p, spark=spark, state="state", available_now=True)
+spark.stop()
+"""
+
+
+def test_rows_of_a_delta_table_do_not_go_through_the_driver(tmp_path: Path):
+    subprocess.run([sys.executable, "-c", TABLE], cwd=tmp_path, timeout=SECONDS_MAX, check=True)
+    assert pl.read_delta(str(tmp_path / "table")).height == 200_000

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
+from deltalake import DeltaTable
 from tests.spark.micro import MicroSpark
 from tests.spark.micro_state import Died
 
 from fordstone import Pipeline, tumbling
 from fordstone.api.stream import Stream
-from fordstone.connectors import MemorySink, files, latest, memory, rows
+from fordstone.connectors import MemorySink, delta, files, latest, memory, rows
 from fordstone.errors import SourceError
 from fordstone.spark.hosted import commit
 from fordstone.spark.hosted.commit import BatchOutcome
@@ -237,3 +240,19 @@ def test_a_function_is_called_at_the_driver_once_per_batch_with_its_epoch(tmp_pa
     MicroSpark().start(pipeline.plan(), state=tmp_path / "state", bounded=bounded).run()
     assert [x for _, rows in calls for x in rows] == [1.0, 2.0, 3.0]
     assert [epoch for epoch, _ in calls] == sorted({epoch for epoch, _ in calls})
+
+
+@pytest.mark.parametrize("at", ["batch.executed", "batch.sealed", "sink.released", "batch.released"])
+def test_a_delta_table_that_tasks_write_has_each_row_once_after_a_crash_and_no_other_file(
+    tmp_path: Path, at: str
+) -> None:
+    written(tmp_path / "in", [("a", 1, float(n)) for n in range(30)], [("b", 2, float(n)) for n in range(30, 40)])
+    pipeline, stream = source(tmp_path)
+    stream.sink("out", delta(str(tmp_path / "table")))
+    died_once(MicroSpark(cores=2), pipeline, tmp_path, at)
+    table = pl.read_delta(str(tmp_path / "table"))
+    assert sorted(table["x"].to_list()) == [float(n) for n in range(40)]
+    data = {file.name for file in (tmp_path / "table").rglob("part-*")}
+    named = {uri.rpartition("/")[2] for uri in DeltaTable(tmp_path / "table").file_uris()}
+    assert data == named
+    assert all(re.match(r"part-\d{6,}-[0-9a-f]{32}-", name) for name in named)

@@ -364,6 +364,8 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     rows: int
+    note: str = ""
+    """What the writer hands to `release_parts` beside it, in the sink's own form."""
 
 
 class PartWriter(ABC):
@@ -380,6 +382,13 @@ class PartWriter(ABC):
 
 class PartedSink(Sink):
     """A sink whose epochs may be written in parts by several processes, and made visible by one."""
+
+    @abstractmethod
+    def takes_parts(self) -> bool:
+        """Return whether the next epoch may be written in parts. Asked once per epoch, before its first row; it must not wait.
+
+        False: the epoch comes to `release`. Parts that were written are released, whatever this returns later.
+        """
 
     @abstractmethod
     def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:

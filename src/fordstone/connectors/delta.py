@@ -14,6 +14,7 @@ from fordstone.connectors.base import (
     ConnectorSpec,
     Delivery,
     OpenContext,
+    PartWriter,
     Sink,
     SinkStream,
     checked_spec,
@@ -77,3 +78,10 @@ class DeltaKind(ConnectorKind):
                 f"Install it with: pip install 'fordstone[delta]'"
             ) from error
         return DeltaSink(settings, stream)
+
+    def open_parts(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> PartWriter | None:
+        """Open a writer of parts. Upserts are merged by the sink, and so is everything in a store at a URL."""
+        del context
+        from fordstone.connectors.delta_parts import open_delta_parts  # noqa: PLC0415 - comes with the sink
+
+        return open_delta_parts(options_of(spec, DeltaSettings), stream)

@@ -2,7 +2,7 @@
 
 Each epoch is one commit, which holds the rows and, as Delta's application transaction, the number of the epoch: an epoch
 that the table has is never written again. Digests of the rows in the commit tell an epoch that comes again from another
-writer's; where only floats differ, the rows are read and compared. Two writers under one name cannot both commit: Delta refuses the later.
+writer's; where only floats differ, the rows are read and compared. Appended rows may come as files that tasks wrote (`delta_parts`). Two writers under one name cannot both commit: Delta refuses the later.
 
 A writer that opens the table takes it over with a commit without rows (rule 18), which counts up a second transaction, `<app> claim`, and
 restates the first: so the commit of a former writer that is under way fails, and at its next try it finds the other number. A third,
@@ -17,9 +17,9 @@ cut between the two may leave a commit whose data file is short, which is notice
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
@@ -28,16 +28,26 @@ import polars as pl
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake import Schema as TableSchema
 from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction
 
-from fordstone.connectors.base import Sink, SinkStream, judge_claim, later_output, owned_by_newer
+from fordstone.connectors.base import Part, PartedSink, SinkStream, judge_claim, later_output, owned_by_newer
 from fordstone.connectors.compare import same_rows
 from fordstone.connectors.delta import DeltaSettings
+from fordstone.connectors.delta_parts import (
+    ID,
+    PartNote,
+    add_digests,
+    app_of,
+    appended_rows,
+    digest_of,
+    local_root,
+    staging_root,
+)
 from fordstone.connectors.files.rows import DELETE, OP, UPSERT
-from fordstone.errors import SinkError
-from fordstone.lang.polars.nested import json_text
+from fordstone.connectors.files.sink import Staging
+from fordstone.errors import FencedError, SinkError, StorageError
 from fordstone.lang.schema import Schema
 from fordstone.protocol.claim import SinkWriter
-from fordstone.state.key_group import row_hashes
 from fordstone.storage.disk import Disk, OsDisk
 
 log = logging.getLogger(__name__)
@@ -80,10 +90,6 @@ def _files(disk: Disk, commit: str) -> list[tuple[str, int]]:
         return []  # an old one, cleaned away
     added = [action[kind] for action in actions for kind in _WITH_FILES if kind in action]
     return [(unquote(file["path"]), file["size"]) for file in added if "://" not in file["path"]]
-
-
-ID: Final = "__id"
-"""The id of a row that was emitted at once; the table gets this column with the first such row."""
 
 
 def delta_schema(schema: Schema, *, step: str) -> TableSchema:
@@ -145,8 +151,21 @@ HISTORY_COMMITS_MAX: Final = 1_000
 KEY_PROPERTY: Final = "fordstone.key"
 """In the table's properties: by what its rows are merged, as JSON; null where they are appended."""
 _COMMIT_KEY: Final = "fordstone"
-_NOT_EXACT: Final = (pl.Float32, pl.Float64, pl.List, pl.Map, pl.Struct)
-_NESTED: Final = (pl.List, pl.Map, pl.Struct)
+_PLAIN_FEATURES: Final = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "deletionVectors",
+        "generatedColumns",
+        "identityColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+"""Features that ask nothing of appended files, or are noticed where a table uses them."""
 
 
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -165,23 +184,50 @@ class CommitMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     writer: SinkWriter = SinkWriter()
 
 
-class DeltaSink(Sink):
+def is_plain(table: DeltaTable) -> bool:
+    """Whether rows may be appended as files that nothing checks or adds to: no partitions, constraints, or columns that are made."""
+    metadata = table.metadata()
+    features = set(table.protocol().writer_features or ())
+    mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
+    constrained = any(name.startswith("delta.constraints.") for name in metadata.configuration)
+    if metadata.partition_columns or mapped or constrained or features - _PLAIN_FEATURES:
+        return False
+    return _is_free(msgspec.json.decode(table.schema().to_json()))
+
+
+def _is_free(kind: Any) -> bool:
+    """Whether a type, or a part of it, may be null everywhere, and no column has an invariant or an expression of its own."""
+    if isinstance(kind, list):
+        return all(_is_free(part) for part in kind)
+    if not isinstance(kind, dict):
+        return True
+    if any(kind.get(name) is False for name in ("nullable", "containsNull", "valueContainsNull")):
+        return False
+    if any(name.startswith("delta.") for name in kind.get("metadata") or ()):
+        return False
+    return all(_is_free(part) for name, part in kind.items() if name != "metadata")
+
+
+class DeltaSink(PartedSink):
     """Writes one stream into one table, under one name."""
 
     def __init__(self, settings: DeltaSettings, stream: SinkStream) -> None:
         self._where = f"delta({settings.path!r})"
         self._stream = stream
-        named = (stream.pipeline, stream.node, stream.step)
-        self._app = settings.app or "/".join(name for name in named if name)
+        self._app = app_of(settings, stream)
         self._claim_app, self._hub_app = f"{self._app} claim", f"{self._app} generation"
         unknown = [name for name in stream.upsert_key or () if name not in stream.schema]
         if unknown:
             raise SinkError(
                 f"sink {stream.step}: the key column {unknown[0]!r} is not among {', '.join(stream.schema)}."
             )
-        local = "://" not in settings.path
-        self._uri = str(Path(settings.path).expanduser().absolute()) if local else settings.path
-        self._disk = OsDisk(self._uri) if local else None
+        root = local_root(settings)
+        self._uri = settings.path if root is None else str(root)
+        self._disk = None if root is None else OsDisk(root)
+        self._staged = staging_root(self._app)
+        self._staging = (
+            None if root is None else Staging(OsDisk(root / self._staged, create_root=False), where=self._where)
+        )
         self._synced = -1
         self._claim: int | None = None
         with self._errors_as("open"):
@@ -191,6 +237,8 @@ class DeltaSink(Sink):
         self._sync()
         if stream.owner:
             self._take()
+        if self._staging is not None:
+            self._staging.sweep(keep=stream.sealed)
         self._check_later(discard=stream.discard_later)
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
@@ -202,10 +250,54 @@ class DeltaSink(Sink):
             self._check_claim()
             last = self._transaction(self._app)
             if last is not None and last >= epoch:
-                self._check_released(mark, rows, last)
+                self._check_released(mark, lambda: rows, last)
                 return
             if rows.is_empty() or self._committed(rows, properties):
                 return
+
+    def takes_parts(self) -> bool:
+        """Upserts are merged; other stores than disks, and tables that check or partition rows, are left to the package."""
+        with self._errors_as("read"):
+            return self._stream.upsert_key is None and self._disk is not None and is_plain(self._table)
+
+    def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
+        """Move the staged files into the table's directory and commit them, unless the table has the epoch."""
+        notes = {part.name: msgspec.json.decode(part.note, type=PartNote) for part in parts if part.rows}
+        mark = self._mark(
+            epoch,
+            rows=sum(part.rows for part in parts),
+            digest=add_digests(note.digest for note in notes.values()),
+            bits=add_digests(note.bits for note in notes.values()),
+        )
+        properties = self._properties(mark)
+        moved: list[str] = []
+        for _ in self._tries():
+            try:
+                self._check_claim()
+                last = self._transaction(self._app)
+                there = last is not None and last >= epoch
+                if there and last is not None:
+                    self._check_released(mark, lambda: self._part_rows(epoch, attempt, notes), last)
+            except (FencedError, SinkError):
+                self._withdraw(epoch, attempt, moved)  # the commit before this look has failed
+                raise
+            if there:
+                self._withdraw(epoch, attempt, moved)
+                break
+            if not notes:
+                break
+            if not self.takes_parts():
+                # Somebody has altered the table since the parts were written: the package checks their rows.
+                if self._committed(self._part_rows(epoch, attempt, notes), properties):
+                    self._withdraw(epoch, attempt, notes)
+                    break
+            else:
+                moved += self._moved(epoch, attempt, notes)
+                if self._committed_files(notes, properties):
+                    break
+        if self._staging is not None:
+            with suppress(StorageError):  # the epoch is out; what is left over goes when the sink is next opened
+                self._staging.sweep(epoch)
 
     def write(self, frame: pl.DataFrame) -> None:
         """Commit rows now. Appended rows keep their ids; upserts need none, being merged by their key."""
@@ -219,6 +311,84 @@ class DeltaSink(Sink):
 
     def close(self) -> None:
         """Nothing is open between commits."""
+
+    # Parts.
+
+    def _sealed_parts(self, epoch: int, attempt: str, names: Collection[str]) -> dict[str, str]:
+        """Where the parts of the attempt are that are not in the table's directory yet, below it, by name."""
+        if self._disk is None or self._staging is None:
+            raise AssertionError("parts of a table at a URL")
+        left = [name for name in names if not self._disk.exists(name)]
+        try:
+            found = self._staging.seal(epoch, attempt, left)
+        except (FileNotFoundError, SinkError):
+            # Another writer that takes over removes what is staged.
+            with self._errors_as("read"):
+                self._table.update_incremental()
+            self._check_claim()
+            raise
+        return {name: f"{self._staged}/{path}" for name, path in zip(sorted(left), found, strict=True)}
+
+    def _moved(self, epoch: int, attempt: str, names: Collection[str]) -> list[str]:
+        """Move the parts to where commits look for them, durably; gives those that were not there. No reader sees them yet."""
+        sealed = self._sealed_parts(epoch, attempt, names)
+        if self._disk is None:
+            raise AssertionError("parts of a table at a URL")
+        for name, path in sealed.items():
+            self._disk.rename(path, name)
+        self._disk.fsync_dir("")
+        return list(sealed)
+
+    def _withdraw(self, epoch: int, attempt: str, names: Collection[str]) -> None:
+        """Move parts that no commit has back to where they are removed as leftovers."""
+        if self._disk is None or self._staging is None or not names:
+            return
+        with self._errors_as("read"):
+            committed = {unquote(uri).rpartition("/")[2] for uri in self._table.file_uris()}
+        for name in names:
+            if name not in committed and self._disk.exists(name):
+                try:
+                    self._disk.rename(name, f"{self._staged}/{self._staging.sealed_name(epoch, attempt, name)}")
+                except FileNotFoundError:
+                    self._disk.remove(name)  # the attempt was given up
+
+    def _part_rows(self, epoch: int, attempt: str, names: Collection[str]) -> pl.DataFrame:
+        """The rows of all parts, in this process: where a commit must compare them, or cannot take them as files."""
+        sealed = self._sealed_parts(epoch, attempt, names)
+        with self._errors_as("read parts of"):
+            frames = [pl.read_parquet(f"{self._uri}/{sealed.get(name, name)}") for name in names]
+        return self._rows(pl.concat(frames, how="diagonal")) if frames else self._stream.schema.empty()
+
+    def _committed_files(self, notes: Mapping[str, PartNote], properties: CommitProperties) -> bool:
+        """As `_committed`, for files that are there."""
+        with self._errors_as("write"):
+            try:
+                if any(note.ids for note in notes.values()) and ID not in _types(self._table.schema()):
+                    empty = self._stream.schema.empty().with_columns(pl.lit(None, dtype=pl.String).alias(ID))
+                    self._append(empty, None)
+                self._append_files(notes, properties)
+            except CommitFailedError:
+                return False
+            self._table.update_incremental()
+        self._sync()
+        return True
+
+    def _append_files(self, notes: Mapping[str, PartNote], properties: CommitProperties) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        actions: list[Any] = [
+            AddAction(
+                path=name,
+                size=note.size_bytes,
+                partition_values={},
+                modification_time=now_ms,
+                data_change=True,
+                stats=note.stats,
+            )
+            for name, note in notes.items()
+        ]
+        self._table.create_write_transaction(
+            actions, mode="append", schema=self._table.schema(), commit_properties=properties
+        )
 
     # The claim, and epochs that the writer's state does not know.
 
@@ -395,34 +565,18 @@ class DeltaSink(Sink):
 
     def _rows(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows as the table takes them; of upserts the last of each key."""
-        schema = self._stream.schema
-        missing = [name for name in schema if name not in frame.columns]
-        if missing:
-            raise SinkError(
-                f"{self._where}: rows come without column {missing[0]!r}; they have {', '.join(frame.columns)}."
-            )
-        key = self._stream.upsert_key
-        columns = [
-            _one_zero(name).cast(kind.polars)
-            if name in (key or ()) and kind.is_float
-            else pl.col(name).cast(kind.polars)
-            for name, kind in schema.items()
-        ]
+        schema, key = self._stream.schema, self._stream.upsert_key
+        rows = appended_rows(frame, schema, where=self._where)
         if key is None:
-            return frame.select(*columns, *([pl.col(ID).cast(pl.String)] if ID in frame.columns else []))
-        rows = frame.select(*columns, pl.col(OP).cast(pl.String) if OP in frame.columns else pl.lit(UPSERT).alias(OP))
+            return rows
+        columns = [_one_zero(name) if name in key and kind.is_float else pl.col(name) for name, kind in schema.items()]
+        op = frame[OP].cast(pl.String) if OP in frame.columns else pl.lit(UPSERT)
+        rows = rows.select(columns).with_columns(op.alias(OP))
         return rows.unique(subset=list(key), keep="last", maintain_order=True) if key else rows.tail(1)
 
     def _digest(self, rows: pl.DataFrame, *, exact: bool = False) -> str:
         """A digest of the rows in any order; `exact`: without the columns of floats and nested values."""
-        left_out = _NOT_EXACT if exact else ()
-        hashed = [name for name, kind in rows.schema.items() if not isinstance(kind, left_out) and name != ID]
-        texts = [
-            json_text(pl.col(name), self._stream.schema[name]).alias(name)
-            for name in hashed
-            if isinstance(rows.schema[name], _NESTED)
-        ]
-        return f"{int(row_hashes(rows.with_columns(texts), hashed).sum(dtype='uint64')):016x}"
+        return digest_of(rows, self._stream.schema, exact=exact)
 
     def _tries(self) -> Iterator[int]:
         """Reload the table before each try, and give up after the last."""
@@ -473,13 +627,13 @@ class DeltaSink(Sink):
         merger = merger.when_matched_update(updates=every)
         merger.when_not_matched_insert(updates=every, predicate=f"s.{_quoted(OP)} <> '{DELETE}'").execute()
 
-    def _check_released(self, mark: CommitMark, rows: pl.DataFrame, last: int) -> None:
-        """An epoch that the table has must be this one."""
+    def _check_released(self, mark: CommitMark, rows: Callable[[], pl.DataFrame], last: int) -> None:
+        """An epoch that the table has must be this one. `rows` are asked for only where digests of floats differ."""
         for version, found in self._valid():
             if found.what != "epoch" or found.epoch != mark.epoch:
                 continue
             same = (found.rows, found.digest) == (mark.rows, mark.digest)
-            if same and (found.bits == mark.bits or self._same_rows(version, rows)):
+            if same and (found.bits == mark.bits or self._same_rows(version, rows())):
                 self._sync_version(version)
                 return
             raise SinkError(

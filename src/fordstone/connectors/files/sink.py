@@ -76,36 +76,37 @@ class FilePartWriter(PartWriter):
 
     def __init__(self, rows: SinkRows, disk: Disk, *, where: str) -> None:
         self._rows = rows
-        self._disk = disk
-        self._writer = AtomicWriter(disk)
-        self._where = where
+        self._staging = Staging(disk, where=where)
         rows.check_mark(disk.read(MARK_NAME))
 
     def write(self, epoch: int, attempt: str, number: int, frame: pl.DataFrame) -> Part:
         """Write one part, whole, or nothing. Of two tries at the same part the later one stays; no rows, no file."""
-        mark = _checked(attempt)[:ATTEMPT_CHARS]
-        part = Part(name=f"{PART_PREFIX}{number:0{PART_DIGITS}d}-{mark}.{self._rows.format}", rows=frame.height)
+        part = Part(name=f"{part_name(attempt, number)}.{self._rows.format}", rows=frame.height)
         if frame.is_empty():
             return part
-        directory = _staged(epoch, attempt)
-        data = self._rows.encoded(self._rows.columns(frame, epoch))
-        self._disk.make_dirs(directory)
-        try:
-            # The temporary file is in the root, so that no incomplete file is in the directory when it becomes the epoch.
-            self._writer.write(f"{directory}/{part.name}{STAGED_ENDING}", data, temp_directory="")
-        except FileNotFoundError as error:
-            raise SinkError(
-                f"{self._where}: part {number} of epoch {epoch} came too late: attempt {attempt} was released or given up."
-            ) from error
+        self._staging.put(epoch, attempt, number, part.name, self._rows.encoded(self._rows.columns(frame, epoch)))
         return part
 
 
 class Staging:
-    """What writers have staged, seen by the one process that releases it."""
+    """What writers have staged: written by any process, sealed, published and removed by the one that releases it."""
 
     def __init__(self, disk: Disk, *, where: str) -> None:
         self._disk = disk
+        self._writer = AtomicWriter(disk)
         self._where = where
+
+    def put(self, epoch: int, attempt: str, number: int, name: str, data: bytes) -> None:
+        """Stage a file, whole and durable, or nothing."""
+        directory = _staged(epoch, attempt)
+        self._disk.make_dirs(directory)
+        try:
+            # The temporary file is in the root, so that no incomplete file is in the directory when it becomes the epoch.
+            self._writer.write(f"{directory}/{name}{STAGED_ENDING}", data, temp_directory="")
+        except FileNotFoundError as error:
+            raise SinkError(
+                f"{self._where}: part {number} of epoch {epoch} came too late: attempt {attempt} was released or given up."
+            ) from error
 
     def sweep(self, epoch: int | None = None, *, keep: str | None = None) -> None:
         """Remove the staged attempts at an epoch, or all that is temporary; but not the attempt `keep`."""
@@ -140,6 +141,10 @@ class Staging:
             self._disk.remove(found[name])  # of a try that failed
         return [found[name] for name in sorted(names)]
 
+    def sealed_name(self, epoch: int, attempt: str, name: str) -> str:
+        """Where a part of a sealed attempt is."""
+        return f"{_sealed(epoch, attempt)}/{name}{STAGED_ENDING}"
+
     def publish(self, epoch: int, attempt: str) -> None:
         """Make a sealed attempt the epoch, durably, in one step."""
         sealed = _sealed(epoch, attempt)
@@ -149,6 +154,11 @@ class Staging:
         self._disk.fsync_dir(sealed)  # what was removed may not come back
         self._disk.rename(sealed, epoch_name(epoch))
         self._disk.fsync_dir("")
+
+
+def part_name(attempt: str, number: int) -> str:
+    """What a part is called, less the file's ending."""
+    return f"{PART_PREFIX}{number:0{PART_DIGITS}d}-{_checked(attempt)[:ATTEMPT_CHARS]}"
 
 
 def _is_swept(name: str, epoch: int | None, keep: str | None) -> bool:
@@ -237,6 +247,9 @@ class FileSink(PartedSink):
             self._compare(epoch, there, would)
         elif rows is not None:
             self._put(f"{epoch_name(epoch)}.{self._rows.format}", self._rows.encoded(rows))
+
+    def takes_parts(self) -> bool:
+        return True
 
     def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
         """Give the staged directory the epoch's name, unless the epoch is there; one without rows has none."""

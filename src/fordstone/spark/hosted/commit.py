@@ -205,7 +205,7 @@ class Committer:
     def run(self, batch: DataFrame, epoch: int) -> None:
         """Execute the batch, seal its epoch, release it, keep its cut."""
         attempt = uuid.uuid4().hex
-        task = PartTask(self._specs, epoch, attempt)
+        task = PartTask(self._written(), epoch, attempt)
         try:
             rows = batch.mapInArrow(task, PACKED).toArrow().to_pylist()
         except Exception as error:
@@ -314,6 +314,13 @@ class Committer:
             for spec in self._specs
         )
 
+    def _written(self) -> list[SinkSpec]:
+        """The sinks as the tasks of the next batch write them. Decided here, so that all tasks do the same."""
+        return [
+            replace(spec, parted=spec.parted and isinstance(sink, PartedSink) and sink.takes_parts())
+            for spec, sink in zip(self._specs, self._sinks, strict=True)
+        ]
+
     def _check_plan(self, sealed: SealedEpoch) -> None:
         """Refuse to release what was sealed for sinks that no longer exist, or that have other columns now."""
         columns = {spec.stream.step: spec.empty().schema for spec in self._specs}
@@ -347,9 +354,8 @@ class Committer:
         )
 
     def _too_large(self, epoch: int, found: re.Match[str]) -> SinkError:
-        gathered = [
-            spec.stream.step for spec in self._specs if spec.parted and open_parts(spec.connector, spec.stream) is None
-        ]
+        written = zip(self._specs, self._written(), strict=True)
+        gathered = [spec.stream.step for spec, now in written if spec.parted and not now.parted]
         names = ", ".join(gathered) or "none"
         return SinkError(
             f"epoch {epoch}: the output that goes through the driver has {found[1]} or more, and at most {found[2]} may "
