@@ -11,10 +11,19 @@ import pytest
 from rich.console import Console
 
 from fordstone.cli.view.live import LiveView
-from fordstone.cli.view.view import JsonView, LineView, Rate, View, describe_held, describe_progress, notices_of
+from fordstone.cli.view.view import (
+    JsonView,
+    LineView,
+    Rate,
+    View,
+    describe_held,
+    describe_not_read,
+    describe_progress,
+    notices_of,
+)
 from fordstone.errors import SinkError
 from fordstone.lang.duration import TIME_MAX_US
-from fordstone.protocol.progress import HeldBack, Progress, Report, describe_late
+from fordstone.protocol.progress import HeldBack, NotRead, Progress, Report, describe_late
 
 NOW_US = 1_767_225_610_000_000
 PROGRESS = Progress(
@@ -261,6 +270,29 @@ def test_the_summary_says_what_came_of_it_and_where_the_rejected_rows_are():
         "  restarts      0",
         "  started from checkpoint 40, took 2.00 s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "first"),
+    [
+        ("ended", "cold-chain ended: all input was read, except that of nodes in quarantine."),
+        (
+            "stopped",
+            "cold-chain read everything there is, except that of nodes in quarantine; the next run resumes from here.",
+        ),
+    ],
+)
+def test_the_summary_names_nodes_that_were_not_read_and_the_commands(outcome: Any, first: str):
+    aside = (NotRead(pipeline="cold-chain", node="truck-7", epoch=4711),)
+    progress = msgspec.structs.replace(PROGRESS, not_read=aside)
+    lines = summary(Report(pipeline="cold-chain", outcome=outcome, progress=progress), took_us=1).splitlines()
+    assert lines[0] == first
+    assert lines[-1] == (
+        "  node truck-7 is in quarantine, and was not read from epoch 4711 on. `fordstone hub skip truck-7 --pipeline cold-chain --until 4711` "
+        "passes over the epoch, and `fordstone hub release truck-7 --pipeline cold-chain` lets readers try it again."
+    )
+    assert describe_progress(progress, 0, NOW_US, bounded=False)[-1] == "1 node in quarantine"
+    assert describe_not_read(aside * 3) == [lines[-1].strip()], "a node is named once"
 
 
 def test_the_summary_of_a_run_that_was_stopped_says_what_time_waits_for_and_why_a_row_was_rejected():

@@ -22,7 +22,8 @@ from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import Commit, EpochEntry, NodeInfo, StreamSegment
 from fordstone.hub.server.auth import TokenFile, Tokens
-from fordstone.protocol.progress import Progress
+from fordstone.protocol.progress import NotRead, Progress
+from fordstone.runtime.health import PipelineWatch
 from fordstone.state.base import RunRef
 
 JUNK = b"no Arrow at all!"
@@ -114,6 +115,7 @@ class Story:
         self._out = out
         self._reason = reason
         self._ticks_left = ticks_max
+        self.watch = PipelineWatch(PIPELINE)
         self.did: list[str] = []
 
     def steer(self, progress: Progress) -> None:
@@ -121,7 +123,10 @@ class Story:
         self._ticks_left -= 1
         assert self._ticks_left, f"it took too long after {self.did}"
         fleet, out, did = self._fleet, self._out, self.did
-        if not did and ("x", 10) in out.found():
+        self.watch.show(progress)
+        if not did and ("x", 10) in out.found() and progress.not_read:
+            assert progress.not_read == (NotRead(pipeline=PIPELINE, node="bad", epoch=2),)
+            assert (self.watch.health().quarantined_nodes, self.watch.health().ready) == (1, True)
             found = fleet.info().quarantine
             assert found is not None
             assert (found.epoch, found.by, self._reason in found.reason) == (2, "center", True)
@@ -142,6 +147,7 @@ class Story:
     def check(self) -> None:
         """Check what has come out: every good row, once."""
         assert tuple(self.did) == self.WANTED
+        assert self.watch.health().quarantined_nodes == 0
         assert [(skip.first, skip.last, skip.rows) for skip in self._fleet.info().skips] == [(2, 2, 1)]
         assert self._out.ids("rows") == [1, 2, 3, 11, 12]
         assert self._out.ids("late") == []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from tests.connectors.fake_hub import Epoch
+from tests.connectors.fake_hub import PIPELINE, Epoch
 from tests.edge.bad_node import BAD, Story, commit_junk, fleet
 from tests.edge.declared import Outputs, center_plan, epoch, rows
 from tests.edge.hub_nodes import Node
@@ -17,8 +18,10 @@ from tests.hub.running import running_hub
 
 from fordstone.edge.config import RunConfig
 from fordstone.edge.run import run
+from fordstone.errors import NodeQuarantinedError
 from fordstone.hub.client.client import HubClient
-from fordstone.protocol.progress import Progress
+from fordstone.protocol.progress import NotRead, Progress
+from fordstone.runtime.health import PipelineWatch
 
 
 @pytest.mark.parametrize(("bad", "reason"), BAD)
@@ -62,3 +65,46 @@ def test_rows_before_a_bad_epoch_in_one_read_are_taken(tmp_path: Path) -> None:
             on_progress=steer,
         )
     assert out.ids("rows") == list(range(1, 13))
+
+
+@pytest.mark.parametrize("options", [{"bounded": True}, {"available_now": True}], ids=["bounded", "available now"])
+def test_a_run_over_what_is_there_fails_once_and_then_says_which_node_it_did_not_read(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    out = Outputs()
+    with fleet(tmp_path) as nodes:
+        nodes.commit("no Arrow")
+        plan = center_plan(out, place=nodes.center.at())
+        config = RunConfig(state=tmp_path / "state", node="center", **options)
+        with pytest.raises(NodeQuarantinedError, match="fordstone hub skip bad --pipeline p --until 2"):
+            run(plan, {}, config)
+        report = run(plan, {}, config)
+    assert report.progress.not_read == (NotRead(pipeline=PIPELINE, node="bad", epoch=2),)
+    assert out.ids("rows") == [1, 2, 11]
+
+
+def test_a_center_says_for_how_long_it_cannot_reach_the_hub(tmp_path: Path) -> None:
+    out, watch, ticks = Outputs(), PipelineWatch(PIPELINE), 0
+    with ExitStack() as stack:
+        hub = stack.enter_context(running_hub(tmp_path / "hub"))
+        Node(HubClient(hub), "n").commit(epoch(1, ("x", 1.0, 1)))
+
+        def steer(progress: Progress) -> None:
+            nonlocal ticks
+            ticks += 1
+            assert ticks < TICKS_MAX, "it took too long"
+            watch.show(progress)
+            if out.ids("rows") == [1] and progress.hub_problem is None:
+                assert watch.health().hub_away_s is None
+                stack.close()
+            if watch.health().hub_away_s is not None and not progress.stopping:
+                assert watch.health().healthy, "a restart would not bring the hub back"
+                signal.raise_signal(signal.SIGTERM)
+
+        run(
+            center_plan(out, place=hub.at()),
+            {},
+            RunConfig(state=tmp_path / "state", interval="20ms"),
+            on_progress=steer,
+        )
+    assert watch.health().hub_away_s is not None

@@ -12,6 +12,7 @@ from tests.spark.test_hub_center import _to_files
 
 from fordstone.connectors import rows as read_rows
 from fordstone.errors import NodeQuarantinedError
+from fordstone.protocol.progress import NotRead
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.run import run_plan
 
@@ -69,7 +70,8 @@ def test_a_run_over_what_is_there_fails_once_and_then_ends_before_the_quarantine
         with pytest.raises(NodeQuarantinedError, match="fordstone hub skip bad --pipeline p --until 2"):
             run_plan(plan, {}, config, spark=spark)
         assert out.ids("rows") == [], "nothing is left out silently"
-        run_plan(plan, {}, config, spark=spark)
+        report = run_plan(plan, {}, config, spark=spark)
+        assert report.progress.not_read == (NotRead(pipeline="p", node="bad", epoch=2),)
         assert out.ids("rows") == [1, 2, 11]
         nodes.operator("hub", "skip", "bad", "--until", "2")
         run_plan(plan, {}, config, spark=spark)

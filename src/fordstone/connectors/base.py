@@ -28,6 +28,7 @@ from fordstone.plan.plan import ConnectorSpec as ConnectorSpec  # noqa: PLC0414 
 from fordstone.protocol.claim import Keep, OwnedByNewer, SinkWriter, Take, decide_claim
 from fordstone.protocol.lease import NO_FENCE, Fence
 from fordstone.protocol.partitions import SeriesPlace
+from fordstone.protocol.progress import NotRead
 from fordstone.storage.disk import Disk
 
 ClockUs = Callable[[], int]
@@ -50,6 +51,16 @@ class Delivery(StrEnum):
     EXACTLY_ONCE = "exactly_once"
     AT_LEAST_ONCE = "at_least_once"
     AT_MOST_ONCE = "at_most_once"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceTrouble:
+    """What is wrong with a source that can nonetheless be read on."""
+
+    away: str | None = None
+    """Why nothing can be read now: what keeps the input is away."""
+    not_read: tuple[NotRead, ...] = ()
+    """The partitions that are not read on, at a hub."""
 
 
 class Idleness(StrEnum):
@@ -187,6 +198,10 @@ class Source(ABC):
         """Say what it means that nothing follows this position. Called at every barrier of unbounded input; must not wait."""
         del partition, position
         return Idleness.EXPECTED
+
+    def trouble(self) -> SourceTrouble:
+        """Say what is wrong with input that reading goes on without. Called up to 20 times a second; must not wait."""
+        return SourceTrouble()
 
     def ended(self) -> bool:
         """Return whether no partition will be added, and each present one ends where its reader says so (`Chunk.ended`).

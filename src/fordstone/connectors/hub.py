@@ -35,6 +35,7 @@ from fordstone.connectors.base import (
     SinkStream,
     Source,
     SourceOptions,
+    SourceTrouble,
 )
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import (
@@ -74,6 +75,7 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import ROW_WATERMARK
 from fordstone.plan.ids import PartitionId, Position, checked_name
+from fordstone.protocol.progress import NotRead
 from fordstone.protocol.quarantine import describe_ways_on
 from fordstone.protocol.retry import Backoff
 
@@ -259,6 +261,15 @@ class HubSource(Source):
         if self._is_rejected(partition):
             return Idleness.FINISHED
         return Idleness.FINISHED if facts.is_finished(partition, int(position)) else Idleness.EXPECTED
+
+    def trouble(self) -> SourceTrouble:
+        """From what is known already: nothing is asked here."""
+        facts, follower = self._facts, self._follower
+        found = sorted((one.node, one.quarantined) for one in (() if facts is None else facts.all()) if one.quarantined)
+        return SourceTrouble(
+            away=None if follower is None else follower.problem,
+            not_read=tuple(NotRead(pipeline=self.options.pipeline, node=node, epoch=epoch) for node, epoch in found),
+        )
 
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
         """Report the positions to the hub, in the background. Those that do not arrive are reported the next time."""

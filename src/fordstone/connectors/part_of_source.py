@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from fordstone.connectors.base import Idleness, Reader, ReadPlan, Source
+from fordstone.connectors.base import Idleness, Reader, ReadPlan, Source, SourceTrouble
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.partitions import SeriesPlace
@@ -62,6 +62,9 @@ class PartOfSource(Source):
 
     def idleness(self, partition: PartitionId, position: Position) -> Idleness:
         return self._source.idleness(partition, position)
+
+    def trouble(self) -> SourceTrouble:
+        return self._source.trouble()
 
     def ended(self) -> bool:
         return self._source.ended()

@@ -39,6 +39,15 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
     """At the center, the partition is a node."""
 
 
+class NotRead(msgspec.Struct, frozen=True, kw_only=True):
+    """A node in quarantine, at the center (rule 25)."""
+
+    pipeline: str
+    node: str
+    epoch: int
+    """The first epoch that is not read."""
+
+
 def held_back(waited_for: Iterable[WaitedFor]) -> HeldBack | None:
     """Return the partition that holds the watermark back, of those that are waited for; None: none does."""
     found = list(waited_for)
@@ -129,7 +138,9 @@ class Progress(Counters, frozen=True, kw_only=True, forbid_unknown_fields=False)
     busy: bool = False
     """Rows are being processed that `rows_in` does not count yet: on Spark, a batch is running."""
     hub_problem: str | None = None
-    """Why nothing can be sent to the hub now."""
+    """Why the hub cannot be reached now: nothing is sent to it, or read from it."""
+    not_read: tuple[NotRead, ...] = ()
+    """The nodes in quarantine, at the center."""
     damaged_runs: int = 0
     """Runs of kept checkpoints that the disk has damaged, and of which no copy could be had."""
     stopping: bool = False

@@ -52,7 +52,9 @@ class PipelineHealth(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: WaitsFor | None
     state_limit_reached: bool
     hub_away_s: float | None
-    """For how long the hub could not be sent to; None: it can, or there is none."""
+    """For how long the hub could not be reached; None: it can, or there is none."""
+    quarantined_nodes: int
+    """At the center, the nodes that are not read on. A restart would change nothing, and the others are read: the center is ready."""
     outbox_epochs: int
     restarts: int
     damaged_runs: int
@@ -144,6 +146,7 @@ class PipelineWatch:
             waits_for=facts.waits_for,
             state_limit_reached=facts.waits_for == "state",
             hub_away_s=None if away_us is None else round((now_us - away_us) / 1e6, 1),
+            quarantined_nodes=0 if progress is None else len(progress.not_read),
             outbox_epochs=0 if progress is None else progress.outbox_epochs,
             damaged_runs=0 if progress is None else progress.damaged_runs,
             restarts=max(facts.restarts, 0 if progress is None else progress.restarts),

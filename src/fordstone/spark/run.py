@@ -14,7 +14,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from fordstone.api.pipeline import Pipeline
+    from fordstone.connectors.base import SourceTrouble
     from fordstone.edge.run import OnFailure, OnProgress
     from fordstone.epochs.manifest import Cut
     from fordstone.operators.base import Functions
@@ -219,6 +220,8 @@ def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: On
     stream = query.start(tally.add)
     stop_by: float | None = None
     try:
+        query.follow()
+        tally.troubles = query.troubles
         # Raises what the stream failed with.
         while not stream.awaitTermination(LOOK_EVERY_S):  # type: ignore[arg-type]  # parts of a second do work
             tally.look(stream)
@@ -236,6 +239,7 @@ def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: On
     finally:
         stream.stop()
         query.files.clear_stop()
+        query.close()
     return "stopped"
 
 
@@ -244,6 +248,7 @@ def _run_batch(query: HostedQuery, tally: _Tally, signals: Signals, on_progress:
 
     The query's session is its own: interrupting it affects no other query.
     """
+    tally.troubles = query.troubles
     with ThreadPoolExecutor(1, "batch-job") as threads:
         job = threads.submit(query.run_batch, tally.add)
         try:
@@ -302,6 +307,7 @@ class _Tally:
         """Of each partition the position, and the monotonic clock when it last changed."""
         self._commit_us: int | None = None
         self._busy = False
+        self.troubles: Callable[[], Sequence[SourceTrouble]] = tuple
         self.restarts = 0
 
     def add(self, outcome: BatchOutcome) -> None:
@@ -348,9 +354,12 @@ class _Tally:
         held = held_back(self._waited_for)
         if held is not None:
             held = replace(held, silent_us=now_us - self._heard[held.source, held.partition][1])
+        troubles = self.troubles()
         return replace(
             self._so_far,
             held_back=held,
+            hub_problem=next((one.away for one in troubles if one.away is not None), None),
+            not_read=tuple(node for one in troubles for node in one.not_read),
             checkpoint_us=self._commit_us,
             busy=self._busy,
             restarts=self.restarts,

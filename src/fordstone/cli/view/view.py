@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -24,10 +24,11 @@ from fordstone.cli.errors import UsageError
 from fordstone.cli.format import GAP, Table
 from fordstone.cli.logs import json_line, write_line
 from fordstone.errors import SinkError
+from fordstone.protocol.quarantine import describe_ways_on
 
 if TYPE_CHECKING:
     from fordstone.plan.plan import Plan
-    from fordstone.protocol.progress import Counters, HeldBack, Progress, Report
+    from fordstone.protocol.progress import Counters, HeldBack, NotRead, Progress, Report
 
 JSON_EVERY_US: Final = 1_000_000
 LINE_EVERY_US: Final = 10_000_000
@@ -54,6 +55,12 @@ _OUTCOMES: Final = {
     "already_ended": "had ended already: there is nothing left to read. To read everything again, add --fresh. To read on whenever "
     "there is more, use --available-now instead of --bounded",
 }
+_WITHOUT_NODES: Final = {
+    "ended": "ended: all input was read, except that of nodes in quarantine",
+    "caught_up": "read everything there is, except that of nodes in quarantine; the next run resumes from here",
+}
+NOT_READ_MAX: Final = 20
+"""Maximum number of nodes in quarantine that a summary names."""
 ClockUs = Callable[[], int]
 
 
@@ -201,12 +208,13 @@ class View:
     def summary(self, *, took_us: int, stopped: bool = False) -> str:
         report = self.parts[self.names[0]].report
         if self.tiered:
-            how = _OUTCOMES[self.outcome(stopped=stopped)]
+            how = _outcome_text(self.outcome(stopped=stopped), whole=not self._not_read())
             table = self.table(_AT_THE_END)
             lines = [
                 f"{self.pipeline} {how}.",
                 *([table.text(GAP)] if table.rows else []),
                 *(f"{GAP}late at the {name}: {late}" for name, late in self._late()),
+                *(f"{GAP}{line}" for line in self._not_read()),
                 f"{GAP}took {fmt.span(took_us)}",
             ]
             return "\n".join(lines)
@@ -220,11 +228,20 @@ class View:
             found = [(name, part.progress) for name, part in self.parts.items()]
         return [(name, progress.late) for name, progress in found if progress is not None and progress.late]
 
+    def _not_read(self) -> list[str]:
+        """One line per node in quarantine."""
+        with self.lock:
+            found = [part.progress for part in self.parts.values() if part.progress is not None]
+        return describe_not_read(node for progress in found for node in progress.not_read)
+
     def _summary(self, report: Report, took_us: int) -> str:
         progress = report.progress
         how = _outcome_of(report)
+        lines = describe_not_read(progress.not_read)
+        not_read = "".join(f"\n{GAP}{line}" for line in lines)
+        outcome = f"{report.pipeline} {_outcome_text(how, whole=not lines)}."
         if how == "already_ended":
-            return f"{report.pipeline} {_OUTCOMES[how]}."
+            return outcome + not_read
         letters = f"in {self.dead_letters}"
         rate = fmt.rate(progress.rows_in * 1e6 / took_us) if progress.rows_in and took_us else ""
         rows = [
@@ -239,15 +256,29 @@ class View:
         table = Table(head=("", "", ""), rows=rows, right=(1,)).text(GAP)
         origin = "the beginning" if report.resumed_from is None else f"checkpoint {report.resumed_from}"
         held = "".join(f"\n{GAP}{text}" for text in self.held(progress))
-        return (
-            f"{report.pipeline} {_OUTCOMES[how]}.\n{table}\n{GAP}started from {origin}, took {fmt.span(took_us)}{held}"
-        )
+        return f"{outcome}\n{table}\n{GAP}started from {origin}, took {fmt.span(took_us)}{held}{not_read}"
 
 
 def _rejected(progress: Progress, letters: str) -> str:
     if not progress.rows_rejected:
         return ""
     return letters if progress.rejected is None else f"{letters}; one of them: {progress.rejected}"
+
+
+def _outcome_text(how: str, *, whole: bool) -> str:
+    """`whole`: no node was left out."""
+    return _OUTCOMES[how] if whole else _WITHOUT_NODES.get(how, _OUTCOMES[how])
+
+
+def describe_not_read(nodes: Iterable[NotRead]) -> list[str]:
+    """One line per node in quarantine, with what to do; beyond `NOT_READ_MAX` nodes only their number."""
+    found = list(dict.fromkeys(nodes))
+    lines = [
+        f"node {one.node} is in quarantine, and was not read from epoch {one.epoch} on. {describe_ways_on(one.pipeline, one.node, one.epoch)}"
+        for one in found[:NOT_READ_MAX]
+    ]
+    more = len(found) - NOT_READ_MAX
+    return [*lines, f"{fmt.count(more, 'more node')} in quarantine: fordstone hub quarantine"] if more > 0 else lines
 
 
 def describe_progress(progress: Progress, rate: float, now_us: int, *, bounded: bool) -> list[str]:
@@ -271,6 +302,7 @@ def describe_progress(progress: Progress, rate: float, now_us: int, *, bounded: 
         (progress.restarts, "restart" if progress.restarts == 1 else "restarts"),
         (progress.given_up, "checkpoints given up"),
         (progress.damaged_runs, "damaged runs"),
+        (len(progress.not_read), "node in quarantine" if len(progress.not_read) == 1 else "nodes in quarantine"),
     ):
         if number:
             words.append(f"{fmt.count(number)} {noun}")

@@ -190,6 +190,7 @@ class Engine:
         direct = sum(outlet.rows for task in self.tasks for outlet in task.chain.outlets if not outlet.waits)
         rows_late = sum(task.chain.late_rows for task in self.tasks)
         late_by_us = max((task.chain.late_by_us for task in self.tasks), default=0)
+        troubles = [source.trouble() for source in self.sources.values()]
         share, size_bytes = self._read_so_far.look(refresh=self.over) if self.config.bounded else (None, None)
         return Progress(
             pipeline=self.plan.pipeline,
@@ -218,6 +219,8 @@ class Engine:
             read_bytes=round(share * size_bytes) if share is not None and size_bytes is not None else None,
             total_bytes=size_bytes,
             stopping=self.coordinator.stopping,
+            hub_problem=next((one.away for one in troubles if one.away is not None), None),
+            not_read=tuple(node for one in troubles for node in one.not_read),
         )
 
     # Sealing and release.

@@ -203,7 +203,7 @@ class HubLink:
             outbox_bytes=self.outbox.size_bytes,
             sent_epoch=self.outbox.sent,
             sent_bytes=self.sender.sent_bytes,
-            hub_problem=self.sender.problem,
+            hub_problem=self.sender.problem or progress.hub_problem,
         )
 
 

@@ -526,6 +526,8 @@ class Follower:
         """Positions that the hub does not know yet. At first it does not know of the consumer."""
         self.away = False
         """Whether the hub did not answer when it was last asked."""
+        self.problem: str | None = None
+        """Why not."""
         self._failures = 0
         self._refused: HubRefusedError | None = None
         self._failure: Exception | None = None
@@ -571,14 +573,14 @@ class Follower:
             if not self.away:
                 log.warning("hub away", extra={**self._fields, "problem": str(error)})
             self._refused = error if isinstance(error, HubRefusedError) else None
-            self.away = True
+            self.away, self.problem = True, str(error)
             self._listed.set()
             self._failures += 1
             retry_after_s = error.retry_after_s if isinstance(error, HubAwayError) else None
             return BACK_OFF.wait_s(self._failures, chance=self._reader.chance(), retry_after_s=retry_after_s)
         if self.away:
             log.info("hub back", extra=self._fields)
-        self.away, self._refused, self._failures = False, None, 0
+        self.away, self.problem, self._refused, self._failures = False, None, None, 0
         if more:
             return 0.0
         self._listed.set()

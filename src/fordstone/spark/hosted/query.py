@@ -7,7 +7,8 @@ rows in this process's memory are written to files (bounded runs only), one file
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -17,10 +18,10 @@ import polars as pl
 import pyarrow as pa
 
 from fordstone.connectors import files
-from fordstone.connectors.base import ALL_ROWS, Capability, SinkStream, SourceOptions
+from fordstone.connectors.base import ALL_ROWS, Capability, SinkStream, Source, SourceOptions, SourceTrouble
 from fordstone.connectors.files.settings import dead_letter_files
 from fordstone.connectors.registry import capabilities, open_source
-from fordstone.errors import CheckpointError, ConfigError
+from fordstone.errors import CheckpointError, ConfigError, FordstoneError
 from fordstone.lang.duration import positive_us
 from fordstone.lang.schema import Schema
 from fordstone.operators.dead_letter import DEAD_LETTERS, LETTER_SCHEMA
@@ -72,10 +73,28 @@ class HostedQuery:
     tasks: int
     driver: DriverMark | None = None
     """Of this process, where the location cannot be locked."""
+    sources: dict[str, Source] = field(default_factory=dict)
+    """Of a batch job, the sources from when it is planned; of a stream those at a hub, which the driver follows, to report their trouble."""
 
     @property
     def files(self) -> QueryFiles:
         return QueryFiles(self.checkpoint)
+
+    def troubles(self) -> list[SourceTrouble]:
+        """What is wrong with input that is read on nonetheless. Asks nothing."""
+        return [source.trouble() for source in self.sources.values()]
+
+    def follow(self) -> None:
+        """Follow the sources at a hub in this process, beside the planner, which Spark runs in another one. Ends with `close`."""
+        for step in self.stages.sources:
+            if Capability.AT_HUB in capabilities(step.connector):
+                self.sources[step.name] = opened(step, bounded=False)
+                with suppress(FordstoneError):  # the query fails with it
+                    self.sources[step.name].partitions()
+
+    def close(self) -> None:
+        for source in self.sources.values():
+            source.close()
 
     def start(self, on_batch: OnBatch) -> StreamingQuery:
         committer = self._committer(on_batch)
@@ -115,8 +134,8 @@ class HostedQuery:
         """
         epoch = self.identity.first_epoch
         if epoch in self.files.cut_epochs():
-            sources = {step.name: opened(step, bounded=True) for step in self.stages.sources}
-            check_nothing_new(self.plan.pipeline, self.files.cut(epoch), sources)
+            self.sources.update((step.name, opened(step, bounded=True)) for step in self.stages.sources)
+            check_nothing_new(self.plan.pipeline, self.files.cut(epoch), self.sources)
             return
         committer = self._committer(on_batch)
         sealed = self.files.sealed(epoch)
@@ -125,9 +144,9 @@ class HostedQuery:
             committer.finish(sealed)
             return
         steps = self.stages.sources
-        sources = {step.name: opened(step, bounded=True) for step in steps}
+        self.sources.update((step.name, opened(step, bounded=True)) for step in steps)
         planner = Planner(
-            steps, sources, rows_max=ALL_ROWS, bounded=True, clock_us=lambda: 0, wall_us=SystemClock().wall_us
+            steps, self.sources, rows_max=ALL_ROWS, bounded=True, clock_us=lambda: 0, wall_us=SystemClock().wall_us
         )
         before = self.seed.cut if self.seed is not None else None
         work = planner.next_work(before, epoch, seeds=self.seed is not None)
