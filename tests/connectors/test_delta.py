@@ -23,7 +23,7 @@ from fordstone import Pipeline
 from fordstone.connectors import delta, generator
 from fordstone.connectors.base import Sink, SinkStream
 from fordstone.connectors.delta_sink import COMMIT_TRIES_MAX, DeltaSink
-from fordstone.connectors.registry import open_parts, open_sink, sink_delivery
+from fordstone.connectors.registry import open_sink, sink_delivery
 from fordstone.errors import ConfigError, FencedError, SinkError
 from fordstone.lang.schema import Schema
 from fordstone.protocol.lease import Fence

@@ -140,7 +140,7 @@ def test_a_commit_of_parts_fails_when_a_newer_generation_takes_over_and_its_file
 ) -> None:
     cut_off, writer = parted(tmp_path / "t", of_node("a", 1))
     part = writer.write(1, "a", 0, frame(90))
-    plain = DeltaSink._append_files  # noqa: SLF001 - the moment before the commit
+    plain = DeltaSink._append_files
     successors: list[Any] = []
 
     def overtaken(self: DeltaSink, *args: Any) -> None:

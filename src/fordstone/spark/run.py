@@ -239,7 +239,6 @@ def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: On
     finally:
         stream.stop()
         query.files.clear_stop()
-        query.close()
     return "stopped"
 
 

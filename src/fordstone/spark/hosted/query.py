@@ -85,16 +85,12 @@ class HostedQuery:
         return [source.trouble() for source in self.sources.values()]
 
     def follow(self) -> None:
-        """Follow the sources at a hub in this process, beside the planner, which Spark runs in another one. Ends with `close`."""
+        """Follow the sources at a hub in this process, beside the planner, which Spark runs in another one, as long as the query is used."""
         for step in self.stages.sources:
             if Capability.AT_HUB in capabilities(step.connector):
                 self.sources[step.name] = opened(step, bounded=False)
                 with suppress(FordstoneError):  # the query fails with it
                     self.sources[step.name].partitions()
-
-    def close(self) -> None:
-        for source in self.sources.values():
-            source.close()
 
     def start(self, on_batch: OnBatch) -> StreamingQuery:
         committer = self._committer(on_batch)
