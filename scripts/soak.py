@@ -17,30 +17,33 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 from demo import feeding
-from demo_fleet import DemoError, Fleet, make_fleet
+from demo_fleet import Command, DemoError, Fleet, make_fleet
 from demo_oracle import json_rows, judge_alarms, judge_windows
 from demo_watch import Watch
-from soak_usage import Growth, Usage, family
+from soak_usage import MIB, Growth, Usage, family
 
 PIPELINE = Path(__file__).with_name("soak_pipeline.py")
 READY_SECONDS_MAX = 600.0
 CATCH_UP_SECONDS_MAX = 1_800.0
 LOOK_SECONDS = 1.0
 SAMPLE_SECONDS = 5.0
-WARM_UP_SECONDS = 60.0
-"""A process that has lived for less is not judged by its growth."""
-GROWTH_MAX, SPARE_BYTES, SPARE_FILES = 1.15, 48 << 20, 16
+FAULT_SECONDS = 10.0
+"""Something goes wrong as often on average; more often in a short run, so that each kind of fault comes."""
+FAULTS_PER_HALF = 16
+GROWTH_MAX, SPARE_BYTES, SPARE_FILES = 1.1, 24 << 20, 16
 BOUND_BYTES = {"the hub": 700 << 20, "the center": 4 << 30}
 GATEWAY_BOUND_BYTES = 700 << 20
 OUTBOX_MAX = "1MB"
 """Of a gateway under overload: full after a minute, so that it stops reading."""
 FULL = b"the outbox is full"
-MIB = 1 << 20
+LEVEL_SECONDS = 60.0
+"""A center is level again when it has counted all rows but those of the last 60 seconds."""
 
 
 class Soak:
@@ -54,7 +57,8 @@ class Soak:
         self._rng = random.Random(seed)
         self._on_spark = on_spark
         self._sampled = 0.0
-        self._began = time.monotonic()
+        self.recovery = ""
+        self._began = self._fed = time.monotonic()
 
     def start(self) -> None:
         fleet = self.fleet
@@ -66,20 +70,28 @@ class Soak:
         self.until(lambda: self._progress() > 0, READY_SECONDS_MAX, "the center runs")
         self.say("all processes run; the devices begin")
         self.watch.start()
+        self._fed = time.monotonic()
 
     def faults_for(self, seconds: float, *, kills: bool) -> None:
-        """Something goes wrong every ten seconds or so."""
+        """Kill each kind of process, cut and pause once; then something random goes wrong every ten seconds or so."""
         until = time.monotonic() + seconds
+        rate = 1 / min(FAULT_SECONDS, seconds / FAULTS_PER_HALF)
+        some = [self.cut, self.freeze, *([self.kill, self.kill] if kills else [])]
+        first = [self.cut, self.freeze]
+        if kills:
+            gateway = self._rng.choice(self.fleet.gateways).command
+            first += [partial(self.kill, command) for command in (self.fleet.hub, self.fleet.center, gateway)]
+        self._rng.shuffle(first)
         while time.monotonic() < until:
-            self.pause(min(self._rng.expovariate(0.1), max(0.0, until - time.monotonic())))
+            self.pause(min(self._rng.expovariate(rate), max(0.0, until - time.monotonic())))
             if time.monotonic() < until:
-                self._rng.choice([self.cut, self.freeze, *([self.kill, self.kill] if kills else [])])()
+                (first.pop() if first else self._rng.choice(some))()
 
-    def kill(self) -> None:
-        commands = self.fleet.commands
-        # Spark takes ten seconds to start again, so that it is killed less often than the others.
-        weights = [2, 1 if self._on_spark else 3, *(3 for _ in self.fleet.gateways)]
-        command = self._rng.choices(commands, weights)[0]
+    def kill(self, command: Command | None = None) -> None:
+        if command is None:
+            # Spark takes ten seconds to start again, so that it is killed less often than the others.
+            weights = [2, 1 if self._on_spark else 3, *(3 for _ in self.fleet.gateways)]
+            command = self._rng.choices(self.fleet.commands, weights)[0]
         command.kill()
         self.note(f"kill {command.name}")
         self.pause(self._rng.uniform(0.0, 4.0))
@@ -115,7 +127,13 @@ class Soak:
             gateway.network.bytes_per_s = None
         self.pause(seconds)
         self.fleet.center.start()
-        self.say("the center is back, and the lines are whole")
+        counted, began = self.watch.counted, time.monotonic()
+        backlog = sum(gateway.devices.rows for gateway in self.fleet.gateways) - counted
+        self.say(f"the center is back, and the lines are whole; {backlog:,} rows wait")
+        self.until(self._is_level, CATCH_UP_SECONDS_MAX, f"at most the input of {LEVEL_SECONDS:.0f} s waits")
+        took = time.monotonic() - began
+        self.recovery = f"{backlog:,} rows waited; level again after {took:.0f} s, {(self.watch.counted - counted) / took:,.0f} rows/s"
+        self.say(self.recovery)
 
     def finish(self) -> None:
         produced = sum(gateway.devices.rows for gateway in self.fleet.gateways)
@@ -146,8 +164,13 @@ class Soak:
             self._look(check=True)
             time.sleep(LOOK_SECONDS / 2)
 
+    def _is_level(self) -> bool:
+        """Whether rows wait only for the time that windows, lateness and checkpoints take."""
+        produced, seconds = sum(one.devices.rows for one in self.fleet.gateways), time.monotonic() - self._fed
+        return produced - self.watch.counted <= LEVEL_SECONDS * produced / seconds
+
     def note(self, what: str) -> None:
-        self.faults[what.split(maxsplit=1)[0]] += 1
+        self.faults[what] += 1
         self.say(what)
 
     def say(self, what: str) -> None:
@@ -160,7 +183,7 @@ class Soak:
             self.watch.look()
         if time.monotonic() - self._sampled >= SAMPLE_SECONDS:
             self._sampled = time.monotonic()
-            self.usage.look(self.fleet.commands)
+            self.usage.look(self.fleet.commands, self._sampled)
 
     def _progress(self) -> int:
         lines = self.fleet.center.log.read_bytes().splitlines()
@@ -179,31 +202,40 @@ def judge(fleet: Fleet, soak: Soak, *, overload: bool) -> bool:
     verdict = judge_windows(written, fleet.center.folder / "out" / "per_device")
     alarms = judge_alarms(written, [gateway.command.folder / "out" / "alarms" for gateway in fleet.gateways])
     late = sum(1 for _ in json_rows(fleet.center.folder / "out" / "late", "*.jsonl"))
-    print(f"faults: {', '.join(f'{count} {name}' for name, count in sorted(soak.faults.items())) or 'overload only'}")
+    print(f"faults: {', '.join(f'{count} x {name}' for name, count in sorted(soak.faults.items())) or 'overload only'}")
     print(
         f"rows: {verdict.produced:,} written, {verdict.counted:,} counted, {verdict.lost:,} lost, {verdict.doubled:,} doubled, {late:,} late; "
         f"{verdict.wrong:,} of {verdict.windows:,} windows wrong; {alarms.unfounded:,} of {alarms.alarms:,} alarms wrong"
     )
-    full = sum(FULL in gateway.command.log.read_bytes() for gateway in fleet.gateways)
-    if overload:
-        print(f"outboxes: {full} of {len(fleet.gateways)} were full")
     judged = [describe(growth) for growth in soak.usage.growth()]
-    if overload and not full:
-        return False  # it was no overload
-    return verdict.good and not late and not alarms.unfounded and all(judged)
+    good = verdict.good and not late and not alarms.unfounded and all(judged)
+    if overload:
+        full = sum(FULL in gateway.command.log.read_bytes() for gateway in fleet.gateways)
+        print(f"outboxes: {full} of {len(fleet.gateways)} were full. {soak.recovery}")
+        return good and full == len(fleet.gateways)  # otherwise it was no overload
+    missing = missing_faults(soak.faults, [command.name for command in (fleet.hub, fleet.center)])
+    if missing:
+        print(f"never happened: {', '.join(missing)}")
+    return good and not missing
+
+
+def missing_faults(faults: Mapping[str, int], killed: Sequence[str]) -> list[str]:
+    """What a run of random faults lacks: each kind of process is killed, some network is cut, some process paused."""
+    wanted = [*(f"kill {name}" for name in killed), "kill gateway", "cut gateway", "pause"]
+    return [one for one in wanted if not any(name.startswith(one) for name in faults)]
 
 
 def describe(growth: Growth) -> bool:
     """Print the growth of one process, and return whether it is within its bounds."""
     bound = BOUND_BYTES.get(growth.name, GATEWAY_BOUND_BYTES)
-    young = growth.samples * SAMPLE_SECONDS < WARM_UP_SECONDS
-    flat = young or growth.flat(share=GROWTH_MAX, spare_bytes=SPARE_BYTES, spare_files=SPARE_FILES)
-    words = "too young to judge" if young else "flat" if flat else "GROWS"
+    flat = not growth.judged or growth.flat(share=GROWTH_MAX, spare_bytes=SPARE_BYTES, spare_files=SPARE_FILES)
+    words = "too young to judge" if not growth.judged else "flat" if flat else "GROWS"
     if growth.memory_peak > bound:
         words += f", BEYOND its bound of {bound // MIB} MiB"
     print(
-        f"{growth.name}: {growth.memory_before // MIB} -> {growth.memory_after // MIB} MiB (peak {growth.memory_peak // MIB}), "
-        f"{growth.files_before} -> {growth.files_after} open files, in {growth.samples * SAMPLE_SECONDS / 60:.1f} min: {words}"
+        f"{growth.name}: {growth.memory_before // MIB} -> {growth.memory_after // MIB} MiB (peak {growth.memory_peak // MIB}, "
+        f"{growth.mib_per_hour:+.0f} MiB per hour), {growth.files_before} -> {growth.files_after} open files, "
+        f"in {growth.minutes:.1f} min: {words}"
     )
     return flat and growth.memory_peak <= bound
 

@@ -10,6 +10,11 @@ from pathlib import Path
 from demo_fleet import Command
 
 KIB = 1024
+MIB = 1 << 20
+WARM_UP_SECONDS = 60.0
+"""The first part of the life of each process, which is not judged: caches fill, and connections open."""
+_SAMPLES_MIN = 8
+_SECONDS_PER_HOUR = 3600.0
 _PARENT = 1
 """The place of the parent's id in what follows the name in /proc/PID/stat."""
 
@@ -19,13 +24,14 @@ class Sample:
     """One look at a process and its children."""
 
     pid: int
+    at_s: float
     memory_bytes: int
     files: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """The first and the last part of the life of one process, each as a median."""
+    """The first and the last part of the life of one process after its warm-up, each as a median."""
 
     name: str
     memory_before: int
@@ -33,7 +39,11 @@ class Growth:
     memory_peak: int
     files_before: int
     files_after: int
-    samples: int
+    minutes: float
+    mib_per_hour: float
+    """The slope of the line that fits the samples best."""
+    judged: bool
+    """False: it has lived for too short a time."""
 
     def flat(self, *, share: float, spare_bytes: int, spare_files: int) -> bool:
         return (
@@ -48,7 +58,7 @@ class Usage:
 
     samples: dict[str, list[Sample]] = field(default_factory=dict)
 
-    def look(self, commands: list[Command]) -> None:
+    def look(self, commands: list[Command], at_s: float) -> None:
         children = _children()
         for command in commands:
             if command.pid is None:
@@ -56,15 +66,20 @@ class Usage:
             found = [usage for pid in _tree(command.pid, children) if (usage := _usage(pid)) is not None]
             if found:
                 sample = Sample(
-                    pid=command.pid, memory_bytes=sum(one[0] for one in found), files=sum(one[1] for one in found)
+                    pid=command.pid,
+                    at_s=at_s,
+                    memory_bytes=sum(one[0] for one in found),
+                    files=sum(one[1] for one in found),
                 )
                 self.samples.setdefault(command.name, []).append(sample)
 
     def growth(self, part: float = 0.25) -> list[Growth]:
-        """Compare the first with the last part of what each process has lived, the newest process of each command."""
+        """Compare the first with the last part of what the newest process of each command has lived after its warm-up."""
         found = []
         for name, samples in self.samples.items():
-            mine = [sample for sample in samples if sample.pid == samples[-1].pid]
+            alive = [sample for sample in samples if sample.pid == samples[-1].pid]
+            warm = [sample for sample in alive if sample.at_s - alive[0].at_s >= WARM_UP_SECONDS]
+            mine = warm or alive
             size = max(1, int(len(mine) * part))
             first, last = mine[:size], mine[-size:]
             found.append(
@@ -75,10 +90,19 @@ class Usage:
                     memory_peak=max(one.memory_bytes for one in samples),
                     files_before=int(statistics.median(one.files for one in first)),
                     files_after=int(statistics.median(one.files for one in last)),
-                    samples=len(mine),
+                    minutes=(mine[-1].at_s - mine[0].at_s) / 60,
+                    mib_per_hour=_slope(mine) * _SECONDS_PER_HOUR / MIB,
+                    judged=len(warm) >= _SAMPLES_MIN,
                 )
             )
         return found
+
+
+def _slope(samples: list[Sample]) -> float:
+    """Bytes per second."""
+    if len({sample.at_s for sample in samples}) == 1:
+        return 0.0
+    return statistics.linear_regression([one.at_s for one in samples], [one.memory_bytes for one in samples]).slope
 
 
 def family(pid: int) -> list[int]:

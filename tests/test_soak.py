@@ -25,18 +25,22 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     ("memory", "files", "flat"),
     [
         ((200, 200, 201, 199), (20, 20, 21, 20), True),
-        ((200, 220, 240, 260), (20, 20, 20, 20), True),
-        ((200, 250, 320, 400), (20, 20, 20, 20), False),
+        ((200, 210, 220, 230), (20, 20, 20, 20), True),
+        ((200, 220, 240, 260), (20, 20, 20, 20), False),
         ((200, 200, 200, 200), (20, 30, 40, 50), False),
     ],
 )
 def test_a_process_that_grows_is_not_flat(memory: tuple[int, ...], files: tuple[int, ...], flat: bool, script: Any):
     soak, measured = script("soak"), script("soak_usage")
     usage = measured.Usage()
-    usage.samples["hub"] = [
-        measured.Sample(pid=1, memory_bytes=size * MIB, files=count) for size, count in zip(memory, files, strict=True)
+    warm = measured.WARM_UP_SECONDS
+    usage.samples["hub"] = [measured.Sample(pid=1, at_s=0.0, memory_bytes=MIB, files=1)] + [
+        measured.Sample(pid=1, at_s=warm + number, memory_bytes=size * MIB, files=count)
+        for number, (size, count) in enumerate(zip(sorted(memory * 2), sorted(files * 2), strict=True))
     ]
     (growth,) = usage.growth()
+    assert growth.judged
+    assert (growth.mib_per_hour > 10_000) is (memory[-1] - memory[0] > 20)
     assert growth.flat(share=soak.GROWTH_MAX, spare_bytes=soak.SPARE_BYTES, spare_files=soak.SPARE_FILES) is flat
 
 
@@ -44,10 +48,45 @@ def test_only_the_newest_process_of_a_command_is_compared_with_itself(script: An
     measured = script("soak_usage")
     usage = measured.Usage()
     usage.samples["hub"] = [
-        measured.Sample(pid=pid, memory_bytes=size * MIB, files=5) for pid, size in ((1, 50), (2, 900), (2, 900))
+        measured.Sample(pid=pid, at_s=at_s, memory_bytes=size * MIB, files=5)
+        for pid, at_s, size in ((1, 0.0, 50), (2, 5.0, 900), (2, 10.0, 900))
     ]
     (growth,) = usage.growth()
-    assert (growth.memory_before, growth.memory_after, growth.samples) == (900 * MIB, 900 * MIB, 2)
+    assert (growth.memory_before, growth.memory_after) == (900 * MIB, 900 * MIB)
+    assert not growth.judged
+
+
+def test_a_soak_without_one_of_its_kinds_of_fault_is_not_good(script: Any):
+    faults = {"kill the hub": 1, "kill gateway-2": 3, "cut gateway-1": 2, "pause the center": 1}
+    missing = script("soak").missing_faults
+    assert missing(faults, ["the hub", "the center"]) == ["kill the center"]
+    assert missing(faults | {"kill the center": 1}, ["the hub", "the center"]) == []
+
+
+@pytest.mark.slow
+def test_a_short_soak_loses_and_doubles_nothing(tmp_path: Path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(SCRIPTS / "soak.py"),
+            "--minutes",
+            "1",
+            "--center",
+            "local",
+            "--devices",
+            "10",
+            "--seed",
+            "7",
+            "--out",
+            str(tmp_path / "soak"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 lost, 0 doubled, 0 late" in done.stdout
 
 
 def test_children_in_sessions_of_their_own_belong_to_the_family(script: Any):
