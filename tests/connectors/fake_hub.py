@@ -18,6 +18,7 @@ from fordstone.hub.client.client import HubClient
 from fordstone.hub.client.reader import StreamFacts, first_epochs
 from fordstone.hub.messages import (
     NUMBER_MAX,
+    PAGE_ENTRIES_MAX,
     Acknowledged,
     ConsumerPosition,
     EpochRange,
@@ -71,6 +72,10 @@ class FakeHub(HubClient):
     """The requests for epochs, and for where they end."""
     newest: dict[str, StreamNode] = field(default_factory=dict)
     log_id: str = "log-1"
+    awaited: set[str] = field(default_factory=set)
+    """Nodes that a restored hub waits for."""
+    epochs_max: int = PAGE_ENTRIES_MAX
+    """Maximum number of epochs of a node in a response."""
 
     def __post_init__(self) -> None:
         self._grown = threading.Condition()
@@ -210,6 +215,8 @@ class FakeHub(HubClient):
         )
         judgement = judge_position(wanted.seen.epoch, wanted.seen.chain, facts)
         if judgement is PositionJudgement.BEYOND:
+            if node in self.awaited:
+                return NodeEpochs(awaited=f"the log of node {node} ends at epoch {facts.head} since a restore")
             return NodeEpochs(stopped=NodeStop(code="beyond", reason=f"the log ends at epoch {facts.head}"))
         if judgement is PositionJudgement.DIFFERS:
             return NodeEpochs(stopped=NodeStop(code="differs", reason="the log has other content"))
@@ -217,7 +224,7 @@ class FakeHub(HubClient):
             return NodeEpochs(stopped=NodeStop(code="gone", reason=f"epochs up to {removed} are gone"))
         until = NUMBER_MAX if wanted.until is None else wanted.until
         kept = [one for one in self.entries if one.node == node and wanted.after < one.epoch <= until]
-        found = first_epochs(kept, request.rows_max, epochs_max=request.epochs_max)
+        found = first_epochs(kept, request.rows_max, epochs_max=min(request.epochs_max, self.epochs_max))
         if not found:
             passed = wanted.earliest and wanted.after < removed <= until
             return NodeEpochs(end=NodePosition(removed, self._chains[node, removed]) if passed else NodePosition())

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.connectors.fake_hub import PIPELINE, STREAM, Epoch, FakeHub
 
-from fordstone.errors import HubAwayError
+from fordstone.errors import HubAwayError, SourceError
 from fordstone.hub.client.client import RETRY_SECONDS_MAX, retry
 from fordstone.hub.client.reader import (
     MAX_AHEAD_US,
@@ -18,7 +18,7 @@ from fordstone.hub.client.reader import (
     first_epochs,
     is_finished,
 )
-from fordstone.hub.messages import StreamEpoch
+from fordstone.hub.messages import EpochRange, StreamEpoch
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
@@ -189,3 +189,26 @@ def test_a_call_is_tried_again_while_the_hub_is_away_and_then_given_up():
     with pytest.raises(HubAwayError):
         retry(never, pause=paused.append)
     assert RETRY_SECONDS_MAX / 2 < sum(paused) <= RETRY_SECONDS_MAX
+
+
+def test_a_hub_that_was_restored_between_two_pages_is_an_error_and_not_the_end_of_a_node():
+    hub = FakeHub(epochs_max=3)
+    hub.add("a", *[Epoch()] * 9)
+    reader = StreamReader(hub, PIPELINE, STREAM)
+    found = reader.epochs_between({"a": EpochRange(until=9, earliest=True)})
+    assert [next(found)[0].epoch for _ in range(3)] == [1, 2, 3]
+    hub.set_back("a", 2)
+    hub.awaited.add("a")
+    with pytest.raises(
+        SourceError, match=r"node a .*after epoch 3: .* ends at epoch 2 since a restore.*run this again"
+    ):
+        next(found)
+
+
+def test_epochs_that_the_hub_removes_between_two_pages_are_passed_over_by_a_reader_of_the_earliest():
+    hub = FakeHub(epochs_max=3)
+    hub.add("a", *[Epoch()] * 9)
+    found = StreamReader(hub, PIPELINE, STREAM).epochs_between({"a": EpochRange(until=9, earliest=True)})
+    first = [next(found)[0].epoch for _ in range(3)]
+    hub.remove_epochs("a", 5)
+    assert first + [one.epoch for one, _ in found] == [1, 2, 3, 6, 7, 8, 9]

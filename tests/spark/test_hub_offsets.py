@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 import polars as pl
 import pytest
 from hypothesis import given
@@ -17,7 +16,7 @@ from tests.spark.hub_nodes import HubNode
 
 from fordstone.errors import NodeStoppedError, SourceError
 from fordstone.hub.client.reader import BACK_OFF, StreamReader
-from fordstone.hub.messages import EpochsRequest, NodePosition, StreamEpoch, StreamEpochs, StreamNode
+from fordstone.hub.messages import NodePosition, StreamEpoch, StreamNode
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.spark.formats import source as source_module
 from fordstone.spark.formats.source import (
@@ -196,15 +195,10 @@ def test_a_batch_can_be_planned_again_after_the_next_one_was_looked_for():
     assert [item.epoch for item in planner.epochs(Offset(), end)] == [1]
 
 
-def test_a_long_batch_that_is_planned_again_is_listed_piece_by_piece(monkeypatch: pytest.MonkeyPatch):
+def test_a_long_batch_that_is_planned_again_is_listed_piece_by_piece():
     hub = filled(("a", 9))
     end = planner_of(hub).plan(Offset(), Limit())
-    whole = hub.stream_epochs
-
-    def three_at_a_time(pipeline: str, stream: str, request: EpochsRequest) -> StreamEpochs:
-        return whole(pipeline, stream, msgspec.structs.replace(request, epochs_max=3))
-
-    monkeypatch.setattr(hub, "stream_epochs", three_at_a_time)
+    hub.epochs_max = 3
     assert [item.epoch for item in planner_of(hub).epochs(Offset(), end)] == list(range(1, 10))
 
 
@@ -282,6 +276,18 @@ def test_a_hub_that_was_set_back_stops_the_query_however_far_it_has_come_since(o
         planner_of(hub).epochs(before, start)
 
 
+def test_a_planned_batch_of_a_node_that_a_restored_hub_waits_for_is_no_loss():
+    hub = filled(("a", 5))
+    start = planner_of(hub).plan(Offset(), Limit(rows=2))
+    end = planner_of(hub).plan(Offset(), Limit())
+    hub.set_back("a", 3)
+    hub.awaited.add("a")
+    for fail_on_loss in (True, False):
+        with pytest.raises(SourceError, match=r"node a .*after epoch 2: .* since a restore") as caught:
+            planner_of(hub, fail_on_loss=fail_on_loss).epochs(start, end)
+        assert "failOnDataLoss" not in str(caught.value)
+
+
 def test_an_epoch_with_rows_is_found_after_many_without():
     hub = filled(("a", 1))
     hub.add("a", *[Epoch()] * 60)
@@ -296,7 +302,7 @@ def test_the_epochs_of_a_batch_job_are_spread_over_tasks_by_their_bytes():
             node=node,
             seq=1,
             epoch=epoch,
-            chain="",
+            chain=f"{epoch:064x}",
             watermark_us=0,
             received_us=0,
             removed=removed,
@@ -310,7 +316,7 @@ def test_the_epochs_of_a_batch_job_are_spread_over_tasks_by_their_bytes():
         newest("without rows", 9, 0, 0),
     ]
     pieces = epoch_pieces(nodes, 4)
-    assert [piece[:3] for piece in pieces] == [
+    assert [(node, wanted.after, wanted.until) for node, wanted, _ in pieces] == [
         ("a", 20, 40),
         ("a", 40, 60),
         ("a", 60, 80),
@@ -318,6 +324,7 @@ def test_the_epochs_of_a_batch_job_are_spread_over_tasks_by_their_bytes():
         ("b", 0, 3),
         ("without rows", 0, 9),
     ]
+    assert pieces[0][1].seen == NodePosition(100, f"{100:064x}"), "a log that is set back until then is noticed"
 
 
 def test_while_the_hub_is_away_it_is_asked_less_and_less_often(monkeypatch: pytest.MonkeyPatch):

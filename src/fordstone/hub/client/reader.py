@@ -22,6 +22,7 @@ from operator import attrgetter
 from typing import Final, TypeVar
 
 import polars as pl
+from msgspec.structs import replace
 
 from fordstone.epochs.untrusted import decode_untrusted
 from fordstone.errors import (
@@ -337,24 +338,39 @@ class StreamReader:
             found |= self._ask(left, rows_max=rows_max, epochs_max=PAGE_ENTRIES_MAX, listed=False).nodes
         return found
 
-    def epochs_between(self, ranges: Mapping[str, EpochRange]) -> Iterator[tuple[StreamEpoch, str | None]]:
+    def epochs_between(
+        self,
+        ranges: Mapping[str, EpochRange],
+        *,
+        on_stopped: Callable[[str, int, NodeStop], SourceError] | None = None,
+        on_missing: Callable[[str, EpochRange], None] | None = None,
+    ) -> Iterator[tuple[StreamEpoch, str | None]]:
         """All epochs of these ranges, node by node, and where their blobs can be read directly. Holds one response at a time.
 
+        Args:
+            ranges: What to list of each node.
+            on_stopped: The error for a node that is stopped after an epoch; by default that of `stopped`.
+            on_missing: Called with what is left of a range if the hub has none of it and nobody said to skip it. It may raise.
+
         Raises:
-            SourceError: The hub stays away, or refuses; `NodeStoppedError`: a node cannot be read on.
+            SourceError: The hub stays away, or refuses, or waits for a node; `NodeStoppedError`: a node cannot be read on.
         """
         left = dict(ranges)
         while left:
             answer = self.retry(lambda: self.epochs(left))
             for node in [node for node in left if node in answer.nodes]:
-                one, until = answer.nodes[node], left[node].until
+                one, wanted = answer.nodes[node], left.pop(node)
                 if one.stopped is not None:
-                    raise self.stopped(node, left[node].after, one.stopped)
+                    raise (on_stopped or self.stopped)(node, wanted.after, one.stopped)
+                if one.awaited:
+                    raise self.awaited(node, wanted.after, one.awaited)
+                if not one.epochs and not one.skipped and on_missing is not None:
+                    on_missing(node, wanted)
                 yield from ((entry, answer.blobs) for entry in one.epochs)
-                if one.epochs and (until is None or one.end.epoch < until):
-                    left[node] = EpochRange(after=one.end.epoch, until=until, seen=one.end)
-                else:
-                    del left[node]
+                if one.epochs and (wanted.until is None or one.end.epoch < wanted.until):
+                    # The hub compares the furthest position that is known with its log, so that all pages are of one log.
+                    seen = max(wanted.seen, one.end, key=_EPOCH)
+                    left[node] = replace(wanted, after=one.end.epoch, seen=seen)
 
     def example(self) -> tuple[StreamEpoch, str | None] | None:
         """A recent epoch that has rows, and where its blobs can be read directly; None: no epoch has any."""
@@ -484,6 +500,12 @@ class StreamReader:
             node=node,
             epoch=after + 1,
             reason=stop.reason,
+        )
+
+    def awaited(self, node: str, after: int, reason: str) -> SourceError:
+        """The error for a reader that cannot wait until a node brings back what a restored hub lacks."""
+        return SourceError(
+            f"{self.title}: node {node} cannot be read on after epoch {after}: {reason}. Once the node has been in contact, run this again."
         )
 
     def _ask(self, ranges: Mapping[str, EpochRange], *, rows_max: int, epochs_max: int, listed: bool) -> StreamEpochs:

@@ -55,8 +55,8 @@ from fordstone.hub.messages import (
     NUMBER_MAX,
     PAGE_ENTRIES_MAX,
     EpochRange,
-    NodeEpochs,
     NodePosition,
+    NodeStop,
     StreamEpoch,
     StreamNode,
 )
@@ -200,8 +200,8 @@ def offset_after(newest: Iterable[StreamNode]) -> Offset:
 class BatchPlanner:
     """Plans the batches of one query. One thread, in the process beside the driver. Fetches no rows.
 
-    It holds one record per node, and at most `EPOCHS_PER_BATCH_MAX` epochs, or one per node. Every call may raise `HubAwayError`; it
-    can then be made again.
+    It holds one record per node, and at most `EPOCHS_PER_BATCH_MAX` epochs, or one per node. Every call but `epochs` may raise
+    `HubAwayError`; it can then be made again.
     """
 
     def __init__(self, reader: StreamReader, *, fail_on_loss: bool = True) -> None:
@@ -246,7 +246,7 @@ class BatchPlanner:
         """The epochs of a planned batch, the same however often it is planned.
 
         Raises:
-            SourceError: The hub no longer has some of them, or has others.
+            SourceError: The hub no longer has some of them, or has others, or stays away.
         """
         found: list[StreamEpoch] = []
         missing: dict[str, EpochRange] = {}
@@ -259,17 +259,10 @@ class BatchPlanner:
                 found += held
             else:
                 missing[node] = wanted
-        while missing:
-            answer = self._reader.epochs(missing)
-            self.blobs = answer.blobs
-            for node in answer.nodes.keys() & missing.keys():
-                one, wanted = answer.nodes[node], missing.pop(node)
-                self._check(node, wanted, one)
-                found += one.epochs
-                if not one.epochs and not one.skipped and self._fail_on_loss:
-                    raise self._lost(node, f"epochs {wanted.after + 1} to {wanted.until} are missing")
-                if one.epochs and wanted.until is not None and one.end.epoch < wanted.until:
-                    missing[node] = msgspec.structs.replace(wanted, after=one.end.epoch)
+        listed = self._reader.epochs_between(missing, on_stopped=self._stopped, on_missing=self._check_missing)
+        for entry, blobs in listed:
+            self.blobs = blobs
+            found.append(entry)
         return found
 
     def _update(self, *, wait_s: float = 0.0) -> None:
@@ -302,7 +295,8 @@ class BatchPlanner:
             self.blobs = answer.blobs
             for node in answer.nodes.keys() & left.keys():
                 one, wanted = answer.nodes[node], left.pop(node)
-                self._check(node, wanted, one)
+                if one.stopped is not None:
+                    raise self._stopped(node, wanted.after, one.stopped)
                 self._buffer.put(node, wanted.after, one.epochs)
 
     def _held(self, node: str, wanted: EpochRange) -> list[StreamEpoch]:
@@ -310,11 +304,12 @@ class BatchPlanner:
             node, wanted.after, NUMBER_MAX, until=wanted.until, epochs_max=EPOCHS_PER_BATCH_MAX
         )
 
-    def _check(self, node: str, wanted: EpochRange, one: NodeEpochs) -> None:
-        if one.stopped is not None:
-            if one.stopped.code == "gone":
-                raise self._lost(node, one.stopped.reason)
-            raise self._reader.stopped(node, wanted.after, one.stopped)
+    def _stopped(self, node: str, after: int, stop: NodeStop) -> SourceError:
+        return self._lost(node, stop.reason) if stop.code == "gone" else self._reader.stopped(node, after, stop)
+
+    def _check_missing(self, node: str, wanted: EpochRange) -> None:
+        if self._fail_on_loss:
+            raise self._lost(node, f"epochs {wanted.after + 1} to {wanted.until} are missing")
 
     def _lost(self, node: str, reason: str) -> SourceError:
         return SourceError(
@@ -372,9 +367,9 @@ class RunShare(InputPartition):
 
 
 class EpochShare(InputPartition):
-    """The epochs that one task of a batch job lists and reads: node, and after which epoch up to which."""
+    """The epochs that one task of a batch job lists and reads, by node."""
 
-    def __init__(self, ranges: Sequence[tuple[str, int, int]]) -> None:
+    def __init__(self, ranges: Sequence[tuple[str, EpochRange]]) -> None:
         super().__init__(None)
         self.ranges = tuple(ranges)
 
@@ -423,14 +418,14 @@ class HubBatchReader(DataSourceReader):
         nodes = self._setting.reader().facts().all()
         tasks = _tasks(self._setting, sum(one.size_bytes for one in nodes))
         pieces = epoch_pieces(nodes, tasks)
-        return [EpochShare([piece[:3] for piece in share]) for share in balance(pieces, tasks, lambda piece: piece[3])]
+        return [EpochShare([piece[:2] for piece in share]) for share in balance(pieces, tasks, lambda piece: piece[2])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, EpochShare):
             raise TypeError(f"{partition!r} is not a share of a batch job")
         reader = self._setting.reader()
-        for node, after, until in partition.ranges:
-            found = reader.epochs_between({node: EpochRange(after=after, until=until, earliest=True)})
+        for node, wanted in partition.ranges:
+            found = reader.epochs_between({node: wanted})
             reads = ((read, blobs) for entry, blobs in found for read in reads_of([entry]))
             yield from _rows(self._setting, self._schema, reads)
 
@@ -485,8 +480,7 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One share of the batch per task. After a restart the batch may have been planned by the previous run."""
         planner, first, last = self._plans(), Offset.from_json(start), Offset.from_json(end)
-        entries = self._setting.reader().retry(lambda: planner.epochs(first, last))
-        return _shares(self._setting, entries, planner.blobs)
+        return _shares(self._setting, planner.epochs(first, last), planner.blobs)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, RunShare):
@@ -537,16 +531,21 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.__dict__ | {"_planner": None, "_pauses": None}
 
 
-def epoch_pieces(nodes: Iterable[StreamNode], tasks: int) -> list[tuple[str, int, int, int]]:
-    """The kept epochs of nodes in pieces that can be spread over tasks: node, after which epoch up to which, and about how many bytes."""
+def epoch_pieces(nodes: Iterable[StreamNode], tasks: int) -> list[tuple[str, EpochRange, int]]:
+    """The kept epochs of nodes in pieces that can be spread over tasks: node, which of them, and about how many bytes.
+
+    Each piece names the newest epoch, so that a task notices a log that was set back since the job was planned.
+    """
     kept = [one for one in nodes if one.epoch > one.removed]
     piece_bytes = max(1, sum(one.size_bytes for one in kept) // max(1, tasks))
-    pieces: list[tuple[str, int, int, int]] = []
+    pieces: list[tuple[str, EpochRange, int]] = []
     for one in kept:
         epochs = one.epoch - one.removed
         count = min(epochs, -(-one.size_bytes // piece_bytes) or 1)
         bounds = [one.removed + epochs * number // count for number in range(count + 1)]
-        pieces += [(one.node, after, until, one.size_bytes // count) for after, until in pairwise(bounds)]
+        for after, until in pairwise(bounds):
+            wanted = EpochRange(after=after, until=until, seen=NodePosition(one.epoch, one.chain), earliest=True)
+            pieces.append((one.node, wanted, one.size_bytes // count))
     return pieces
 
 
