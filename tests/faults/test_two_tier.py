@@ -155,7 +155,7 @@ class BadLine(Fault):
     def happen(self, fleet: Fleet, counted: Counted) -> None:
         with proxied(fleet.port, *self.below) as below, proxied(fleet.port, *self.above) as above:
             # Readers do not learn where blobs are stored, so that every one comes over the line.
-            fleet.hub("--no-blobs-direct")
+            fleet.hub("--no-direct-blobs")
             node, center = fleet.node("north", url=below.url), fleet.center(url=above.url)
             troubles = (*self.below, *self.above)
             fleet.feed_until(

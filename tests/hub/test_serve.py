@@ -335,7 +335,7 @@ def test_a_node_commits_with_its_token_and_reads_nothing_of_others(tmp_path):
     assert "fordstone_hub_blobs 1.0\n" in metrics
 
 
-@pytest.mark.parametrize(("option", "direct"), [((), True), (("--no-blobs-direct",), False)])
+@pytest.mark.parametrize(("option", "direct"), [((), True), (("--no-direct-blobs",), False)])
 def test_readers_learn_where_blobs_lie_unless_that_is_off(tmp_path, option, direct):
     with started(tmp_path / "data", *option) as hub:
         answered = ask("GET", f"{hub.url}/v1/pipelines/p/streams/s/nodes?after=0")

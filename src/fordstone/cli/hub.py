@@ -58,7 +58,7 @@ TIME_BEGIN_US: Final = -(2**62)
     "--blobs", metavar="URL", default=None, help="Location of blobs: any fsspec URL.  [default: below --data]"
 )
 @click.option(
-    "--blobs-direct/--no-blobs-direct",
+    "--direct-blobs/--no-direct-blobs",
     default=None,
     help="Whether readers get the location of blobs, to read them there if they can.  [default: yes, unless the URL has a password]",
 )

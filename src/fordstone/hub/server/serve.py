@@ -220,7 +220,7 @@ class HubOptions:
     data: Path = Path("hub")
     blobs: str | None = None
     """Any fsspec URL; None: below `data`."""
-    blobs_direct: bool | None = None
+    direct_blobs: bool | None = None
     """Whether readers get the URL of the blob store, to read from it. None: unless the URL has a password in it."""
     scrub_bytes_per_s: int | None = None
     """Bytes of blobs per second that are checked in the background; 0: none. None: the default rate, without blobs in a remote store."""
@@ -271,7 +271,7 @@ def _open(options: HubOptions, tokens: Tokens, files_max: int) -> Iterator[HubAp
     url = options.blobs or str(data / BLOBS_NAME)
     if "://" not in url:
         url = Path(url).resolve().as_uri()
-    direct = options.blobs_direct if options.blobs_direct is not None else "@" not in urlsplit(url).netloc
+    direct = options.direct_blobs if options.direct_blobs is not None else "@" not in urlsplit(url).netloc
     if options.blobs is not None:
         local = local_path(url)
         if local is not None:
