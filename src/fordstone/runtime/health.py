@@ -50,7 +50,6 @@ class PipelineHealth(msgspec.Struct, frozen=True, kw_only=True):
     since_seal_s: float | None
     """Seconds since an epoch was sealed, in this run; None: none was."""
     waits_for: WaitsFor | None
-    state_limit_reached: bool
     hub_away_s: float | None
     """For how long the hub could not be reached; None: it can, or there is none."""
     quarantined_nodes: int
@@ -144,7 +143,6 @@ class PipelineWatch:
             epoch=None if progress is None else progress.epoch,
             since_seal_s=None if sealed_us is None else round((now_us - sealed_us) / 1e6, 1),
             waits_for=facts.waits_for,
-            state_limit_reached=facts.waits_for == "state",
             hub_away_s=None if away_us is None else round((now_us - away_us) / 1e6, 1),
             quarantined_nodes=0 if progress is None else len(progress.not_read),
             outbox_epochs=0 if progress is None else progress.outbox_epochs,
