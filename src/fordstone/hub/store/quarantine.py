@@ -7,7 +7,7 @@ for news get it. Each change is one event in the hub's log of events.
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import Final, assert_never
 
 from fordstone.hub.messages import (
     Quarantine,
@@ -91,6 +91,10 @@ def skip(tx: Transaction, pipeline: str, node: str, request: SkipRequest) -> Ski
                 "bad_request",
                 f"readers of {where} would stop again if they skipped up to epoch {request.until}. Skip up to epoch {last_min} at least.",
             )
+        case Skip():
+            pass
+        case _:
+            assert_never(decision)
     rows = tx.log.rows_between(known.node_id, decision.first, decision.last)
     skipped = SkippedEpochs(first=decision.first, last=decision.last, rows=rows, at_us=tx.now_us)
     merged = _merged((*skips, skipped))

@@ -40,7 +40,7 @@ class SqliteStore:
         reserve: Reserve | None = None,
         open_file: Callable[[Path], sqlite3.Connection] | None = None,
     ) -> None:
-        """Open the file, or make it. `StorageError` if that fails, `ConfigError` if a newer version has written it.
+        """Open the file, or make it. `StorageError` if that fails, `ConfigError` if another version has written it.
 
         The reserve is given up when the disk is full. `open_file`: opens a connection; simulations have a disk of their own.
         """
