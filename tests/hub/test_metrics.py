@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fordstone.hub.messages import StreamInfo
 from fordstone.hub.server.metrics import READ_SHARE, SERIES_MAX, SNAPSHOT_EVERY_S, HubMetrics, LogMetrics, LogSnapshot
 from fordstone.hub.store.log import HubLog
-from fordstone.hub.store.log_reader import NodeLag
+from fordstone.hub.store.log_records import NodeLag
 from fordstone.hub.store.sqlite import SqliteStore
 
 LABELS = ("pipeline", "node", "stream", "consumer")

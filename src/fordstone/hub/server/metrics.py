@@ -19,7 +19,8 @@ from prometheus_client.registry import Collector
 
 from fordstone.hub.messages import StreamInfo
 from fordstone.hub.store.log import HubLog
-from fordstone.hub.store.log_reader import LogReader, NodeLag
+from fordstone.hub.store.log_reader import LogReader
+from fordstone.hub.store.log_records import NodeLag
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)

@@ -46,7 +46,8 @@ from fordstone.hub.messages import (
     StreamNodes,
 )
 from fordstone.hub.store.log import Transaction
-from fordstone.hub.store.log_reader import ForgottenNode, LogReader, NodeSegments
+from fordstone.hub.store.log_reader import LogReader
+from fordstone.hub.store.log_records import ForgottenNode, NodeSegments
 from fordstone.hub.store.log_writer import ChainedEntry
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.protocol.chain import CHAIN_START, ChainFacts, PositionJudgement, chained, judge_position

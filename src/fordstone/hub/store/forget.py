@@ -14,7 +14,7 @@ from typing import assert_never
 
 from fordstone.hub.messages import ForgetRequest, Forgotten, Rejection
 from fordstone.hub.store.log import Transaction
-from fordstone.hub.store.log_reader import NodeRecord
+from fordstone.hub.store.log_records import NodeRecord
 from fordstone.protocol.forget import (
     Forget,
     HasUnread,

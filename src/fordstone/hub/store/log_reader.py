@@ -1,4 +1,4 @@
-"""What the hub's log has: `LogReader`, and the values that it returns.
+"""What the hub's log has. `log_records` defines what is returned, where `hub.messages` does not.
 
 Methods return facts; they reject no request. Ids (`node_id`, `stream_id`, `table_id`) mean nothing outside of the log's store.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -28,6 +27,17 @@ from fordstone.hub.messages import (
     StreamEpoch,
     StreamInfo,
     StreamNode,
+)
+from fordstone.hub.store.log_records import (
+    BlobRecord,
+    ControlTable,
+    ForgottenNode,
+    LogPages,
+    LogTotals,
+    NodeLag,
+    NodeRecord,
+    NodeSegments,
+    Publisher,
 )
 from fordstone.hub.store.log_schema import StoreFailedError, describe_failure
 from fordstone.lang.duration import TIME_MIN_US
@@ -68,114 +78,6 @@ _REFERENCES: Final = (
     ),
 )
 """What references blobs: how it is described, and the query of its content with the names for that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogPages:
-    """Pages of the file; free ones hold nothing."""
-
-    pages: int
-    free: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord:
-    """One pipeline on one node."""
-
-    node_id: int
-    holder: str | None
-    """The holder of the lease; None: it was never granted."""
-    generation: Generation | None
-    start: str | None
-    """The random word of the start that has the lease; None: it was never granted, or the log was restored from a backup since."""
-    head: int
-    """The newest epoch; 0: none."""
-    head_chain: str
-    """The chain at `head` (`protocol.chain`)."""
-    resync: bool
-    """The log was restored from a backup, and the node has not been in contact since."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgottenNode:
-    """What is left of a node that was forgotten: its closing epoch, which comes after all that it had."""
-
-    node: str
-    epoch: int
-    chain: str
-    seq: int
-    at_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSegments:
-    """The segments of one stream of one node."""
-
-    stream_id: int
-    node_id: int
-    node: str
-    removed: int
-    """The newest epoch whose segment was removed; 0: none was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlTable:
-    """What is kept of one control table."""
-
-    table_id: int
-    newest: int
-    """The version published last."""
-    oldest: int | None
-    snapshot: int | None
-    """The newest snapshot."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publisher:
-    """An owner of a control table, and the state of the table. The owner with the highest generation may publish."""
-
-    newest: int = 0
-    """The version published last, by any owner."""
-    leader: int = 0
-    """The highest generation of any owner; 0: nothing was published."""
-    generation: int | None = None
-    """None: this owner has published nothing."""
-    published: ControlVersion | None = None
-    """What the batch became, if it or a later one was published; the owner's last version if that is no longer kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogTotals:
-    """Sizes for metrics."""
-
-    nodes: int
-    streams: int
-    blobs: int
-    blob_bytes: int
-    damaged_blobs: int
-    rows: int
-    """In epochs with a sequence number above the one asked for."""
-    seq: int
-
-
-class BlobRecord(NamedTuple):
-    """What is known of a blob."""
-
-    digest: str
-    size_bytes: int
-    small: bool
-    damaged: bool
-    refs: int
-    """How many rows of the log reference it."""
-
-
-class NodeLag(NamedTuple):
-    """When a pipeline on a node has last committed, and its newest epoch."""
-
-    pipeline: str
-    node: str
-    head: int
-    committed_us: int
 
 
 class LogReader:

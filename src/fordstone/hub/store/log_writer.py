@@ -23,7 +23,8 @@ from fordstone.hub.messages import (
     StreamSegment,
 )
 from fordstone.hub.store.blobs import Stored
-from fordstone.hub.store.log_reader import LogReader, NodeRecord, decode_runs
+from fordstone.hub.store.log_reader import LogReader, decode_runs
+from fordstone.hub.store.log_records import NodeRecord
 from fordstone.hub.store.log_schema import StoreFailedError, describe_failure
 from fordstone.protocol.lease import GENERATIONS_SKIPPED
 from fordstone.state.base import RunRef

@@ -18,7 +18,8 @@ from fordstone.hub.messages import (
     SkipRequest,
 )
 from fordstone.hub.store.log import Transaction
-from fordstone.hub.store.log_reader import LogReader, NodeRecord
+from fordstone.hub.store.log_reader import LogReader
+from fordstone.hub.store.log_records import NodeRecord
 from fordstone.protocol.quarantine import (
     NothingToSkip,
     Skip,

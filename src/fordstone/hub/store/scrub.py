@@ -17,9 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from fordstone.epochs.run_file import digest_of
 from fordstone.hub.store.blobs import BlobLocks, BlobStore, is_whole
 from fordstone.hub.store.log import HubLog, Transaction
-from fordstone.hub.store.log_reader import BlobRecord
+from fordstone.hub.store.log_records import BlobRecord
 from fordstone.hub.store.log_schema import StoreFailedError
 from fordstone.protocol.scrub import PASS_US, pause_s
 
