@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fordstone.cli.hub import hub
+from fordstone.cli.hub import LIMIT_OPTIONS, LOG_LIMIT_OPTIONS, hub
 from fordstone.cli.main import cli
 from fordstone.hub.server.auth import TokenFile
 from fordstone.hub.server.limits import Limits
 from fordstone.hub.server.serve import HubOptions
+from fordstone.hub.store.log import LogLimits
+from fordstone.hub.store.scrub import RATE_BYTES
 
 Invoke = Callable[..., Result]
 
@@ -180,3 +182,15 @@ def test_defaults_of_the_command_are_those_of_the_hub():
         limits.body_bytes_max,
     )
     assert (defaults["listen"], defaults["data"]) == (options.listen, str(options.data))
+
+
+def test_the_defaults_of_the_options_are_those_of_a_hub_in_python() -> None:
+    defaults = {option.name: option.default for option in hub.params}
+    for fields, limits in ((LIMIT_OPTIONS, Limits()), (LOG_LIMIT_OPTIONS, LogLimits())):
+        assert {name: defaults[name] for name in fields} == {
+            name: getattr(limits, field) for name, field in fields.items()
+        }
+    plain = HubOptions()
+    assert (defaults["listen"], defaults["data"]) == (plain.listen, str(plain.data))
+    (scrub_help,) = [option.help for option in hub.params if option.name == "scrub_bytes_per_s"]  # type: ignore[attr-defined]
+    assert f"[default: {RATE_BYTES};" in scrub_help

@@ -12,6 +12,7 @@ from fordstone.protocol.quarantine import (
     Standing,
     decide_skip,
     is_waived,
+    open_gaps,
     passed_over,
     readable,
 )
@@ -91,3 +92,9 @@ def test_a_position_up_to_the_end_of_a_skip_is_not_compared_with_the_log():
 )
 def test_a_skip_begins_where_readers_stop_and_ends_where_they_can_go_on(facts, until, decision):
     assert decide_skip(facts, until) == decision
+
+
+def test_a_gap_is_open_until_one_skip_covers_all_of_it():
+    lost = [(3, 5), (8, 9), (12, 12)]
+    assert open_gaps(lost, ()) == lost
+    assert open_gaps(lost, skips((3, 4), (5, 5), (7, 9))) == [(3, 5), (12, 12)]

@@ -81,6 +81,11 @@ def instant(us: int) -> str:
         return f"{us} us since 1970"
 
 
+def age(then_us: int, now_us: int) -> str:
+    """How long ago a moment was: `3 min 20 s ago`; never in the future."""
+    return f"{span(max(0, now_us - then_us))} ago"
+
+
 def share(part: float) -> str:
     """`0.031` as `3.1 %`, with the digits that count."""
     percent = part * 100

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +23,24 @@ from fordstone.cli.quarantine import describe_standing, quarantine, release, ski
 from fordstone.cli.restore import restore
 from fordstone.cli.scrub import scrub
 from fordstone.cli.view.view import TIME_END_US, outbox_text
+from fordstone.storage.clock import wall_clock_us
 
 if TYPE_CHECKING:
     from fordstone.hub.messages import EpochInfo, NodeInfo, StreamInfo
 
 DATA: Final = "hub"
+LIMIT_OPTIONS: Final = {
+    "rate": "rate_per_s",
+    "blob_max": "blob_bytes_max",
+    "body_max": "body_bytes_max",
+    "bytes_per_hour": "bytes_per_hour",
+}
+LOG_LIMIT_OPTIONS: Final = {
+    "nodes_max": "nodes_per_pipeline",
+    "streams_max": "streams_per_pipeline",
+    "pipelines_max": "pipelines_per_node",
+}
+"""Options, and which fields of `Limits` and `LogLimits` they set."""
 _VERBOSITY: Final = {"warning": 0, "info": 1, "debug": 2}
 _FILE = click.Path(path_type=Path)
 SILENT_US: Final = 30_000_000
@@ -237,7 +249,7 @@ def add_token(
             role="node" if node is not None else "center" if center else "admin",
             node=node,
             pipelines=pipelines,
-            now_us=_now_us(),
+            now_us=wall_clock_us(),
         )
         write(text)
     if out is None:
@@ -248,7 +260,10 @@ def add_token(
 
 @contextmanager
 def _new_file(path: Path | None) -> Iterator[Callable[[str], None]]:
-    """Give a function that writes a secret to a new file of its owner; None: to stdout. The file is gone if anything fails."""
+    """Give a function that writes a secret: to a new file that only its owner can read, or to standard output if `path` is None.
+
+    If anything fails, the file is removed.
+    """
     if path is None:
         yield click.echo
         return
@@ -288,7 +303,7 @@ def revoke_token(parent: str, /, *, name: str, data: str | None) -> None:
     from fordstone.hub.server.auth import TokenFile
 
     with wrong_usage():
-        TokenFile(data or parent).revoke(name, now_us=_now_us())
+        TokenFile(data or parent).revoke(name, now_us=wall_clock_us())
     click.echo(f"revoked {name}.")
 
 
@@ -342,12 +357,8 @@ def _serve(data: str, *, as_json: bool, keep_unread: str | None, **options: Any)
     def ready(url: str) -> None:
         click.echo(json.dumps({"url": url, "data": data}) if as_json else f"hub listens at {url}, data in {data}")
 
-    names = {"rate": "rate_per_s", "blob_max": "blob_bytes_max", "body_max": "body_bytes_max"}
-    chosen = {field: options.pop(name) for name, field in (names | {"bytes_per_hour": "bytes_per_hour"}).items()}
-    log_names = {
-        "nodes_max": "nodes_per_pipeline", "streams_max": "streams_per_pipeline", "pipelines_max": "pipelines_per_node",
-    }  # fmt: skip
-    log_limits = LogLimits(**{field: options.pop(name) for name, field in log_names.items()})
+    chosen = {field: options.pop(name) for name, field in LIMIT_OPTIONS.items()}
+    log_limits = LogLimits(**{field: options.pop(name) for name, field in LOG_LIMIT_OPTIONS.items()})
     try:
         limits = Limits(**chosen)
         keep_unread_us = None if keep_unread is None else positive_us(keep_unread, what="--keep-unread")
@@ -391,7 +402,7 @@ def nodes(**how: Any) -> None:
     Lag is the time since the hub received the newest epoch of the node. The outbox is what waits on the node for the hub, as the node
     reports it.
     """
-    show(lambda hub: hub.nodes(), lambda found: nodes_table(found.nodes, _now_us()), **how)
+    show(lambda hub: hub.nodes(), lambda found: nodes_table(found.nodes, wall_clock_us()), **how)
 
 
 @click.command(
@@ -401,7 +412,7 @@ def nodes(**how: Any) -> None:
 @_reading
 def streams(**how: Any) -> None:
     """List streams: nodes, size, and unread epochs."""
-    show(lambda hub: hub.streams(), lambda found: streams_table(found.streams, _now_us()), **how)
+    show(lambda hub: hub.streams(), lambda found: streams_table(found.streams, wall_clock_us()), **how)
 
 
 @click.command(
@@ -425,7 +436,7 @@ def epochs(*, pipeline: str | None, node: str | None, limit: int, **how: Any) ->
     """
     show(
         lambda hub: hub.epochs(pipeline=pipeline, node=node, limit=limit),
-        lambda found: epochs_table(found.epochs, _now_us()),
+        lambda found: epochs_table(found.epochs, wall_clock_us()),
         **how,
     )
 
@@ -456,7 +467,7 @@ def nodes_table(found: Sequence[NodeInfo], now_us: int) -> Table:
                 if health is None
                 else health.state,
                 fmt.count(one.head),
-                _age(one.seen_us, now_us),
+                fmt.age(one.seen_us, now_us),
                 "" if one.committed_us is None else fmt.span(max(0, now_us - one.committed_us)),
                 *_reported(one),
             )
@@ -509,7 +520,7 @@ def epochs_table(found: Sequence[EpochInfo], now_us: int) -> Table:
             str(one.first) if one.first == one.last else f"{one.first}-{one.last}",
             fmt.count(one.rows),
             fmt.size(one.size_bytes),
-            _age(one.received_us, now_us),
+            fmt.age(one.received_us, now_us),
             fmt.span(max(0, one.received_us - one.created_us)),
             f"{one.generation.hub}.{one.generation.local}",
         )
@@ -531,17 +542,9 @@ def _reported(one: NodeInfo) -> tuple[str, str, str]:
     return fmt.count(health.progress.rows_in), outbox_text(health.progress), problems
 
 
-def _age(then_us: int, now_us: int) -> str:
-    return f"{fmt.span(max(0, now_us - then_us))} ago"
-
-
 def _time(watermark_us: int, now_us: int) -> str:
     if watermark_us >= TIME_END_US:
         return "ended"
     if watermark_us <= TIME_BEGIN_US:
         return ""
     return f"{fmt.instant(watermark_us)}, {fmt.span(now_us - watermark_us)} ago"
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1_000

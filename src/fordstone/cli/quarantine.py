@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +12,8 @@ from fordstone.cli.ask import connected, request, show
 from fordstone.cli.errors import UsageError, UserError
 from fordstone.cli.format import Table, safe
 from fordstone.cli.options import HelpCommand, json_option, reader_options
+from fordstone.protocol.quarantine import open_gaps
+from fordstone.storage.clock import wall_clock_us
 
 if TYPE_CHECKING:
     from fordstone.hub.client.client import HubClient
@@ -58,7 +59,7 @@ def quarantine(
             raise UsageError("name the node: fordstone hub quarantine NODE --epoch E.")
         show(
             lambda client: [one for one in client.nodes().nodes if one.quarantine is not None or one.skips],
-            lambda found: standing_table(found, _now_us()),
+            lambda found: standing_table(found, wall_clock_us()),
             as_json=as_json,
             watch=False,
             **hub,
@@ -150,8 +151,7 @@ def describe_standing(one: NodeInfo) -> str:
         found.append(f"not read from epoch {one.quarantine.epoch} on: {safe(one.quarantine.reason)}")
     if one.resync:
         found.append("not in contact since the hub was restored")
-    open_gaps = [gap for gap in one.lost if not any(skip.first <= gap[0] and gap[1] <= skip.last for skip in one.skips)]
-    found += [f"{epochs_text(first, last)} lost" for first, last in open_gaps]
+    found += [f"{epochs_text(first, last)} lost" for first, last in open_gaps(one.lost, one.skips)]
     return "; ".join(found)
 
 
@@ -166,7 +166,7 @@ def standing_table(found: Sequence[NodeInfo], now_us: int) -> Table:
                     one.node,
                     one.pipeline,
                     f"quarantine from epoch {at.epoch}",
-                    _age(at.since_us, now_us),
+                    fmt.age(at.since_us, now_us),
                     at.by,
                     safe(at.reason),
                 )
@@ -176,7 +176,7 @@ def standing_table(found: Sequence[NodeInfo], now_us: int) -> Table:
                 one.node,
                 one.pipeline,
                 f"{epochs_text(skip.first, skip.last)} skipped",
-                _age(skip.at_us, now_us),
+                fmt.age(skip.at_us, now_us),
                 "operator",
                 fmt.count(skip.rows, "row"),
             )
@@ -206,11 +206,3 @@ def one_node(client: HubClient, node: str, pipeline: str | None) -> NodeInfo:
         )
     what = f"node {node}" if pipeline is None or not found else f"pipeline {pipeline} on node {node}"
     raise UserError(f"this hub does not know {what}. `fordstone nodes` lists what it knows.")
-
-
-def _age(then_us: int, now_us: int) -> str:
-    return f"{fmt.span(max(0, now_us - then_us))} ago"
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1_000

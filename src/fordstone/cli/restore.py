@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Final
 
 import click
 
 from fordstone.cli.errors import UserError
 from fordstone.cli.options import HelpCommand
-
-LOG_NAME: Final = "log.sqlite"
+from fordstone.storage.clock import wall_clock_us
 
 
 @click.command(
@@ -28,7 +25,7 @@ def restore(parent: str, /, *, data: str | None) -> None:
     sends again what it still has of the epochs that the log lacks; the others are listed as lost (`fordstone nodes`).
     """
     from fordstone.errors import FordstoneError
-    from fordstone.hub.store.sqlite import SqliteStore
+    from fordstone.hub.store.sqlite import LOG_NAME, SqliteStore
     from fordstone.storage.disk import OsDisk
 
     directory = Path(data or parent)
@@ -42,7 +39,7 @@ def restore(parent: str, /, *, data: str | None) -> None:
             store = SqliteStore(path)
             try:
                 with store.transaction() as log:
-                    log_id = log.mark_restored(now_us=time.time_ns() // 1_000)
+                    log_id = log.mark_restored(now_us=wall_clock_us())
             finally:
                 store.close()
         finally:

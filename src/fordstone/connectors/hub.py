@@ -54,7 +54,6 @@ from fordstone.hub.client.reader import (
     EPOCHS_HELD_MAX,
     EPOCHS_PER_READ_MAX,
     NOWHERE,
-    RUNBOOK,
     EpochBuffer,
     Follower,
     Pauses,
@@ -64,6 +63,7 @@ from fordstone.hub.client.reader import (
 )
 from fordstone.hub.messages import (
     NODES_PER_REQUEST_MAX,
+    RUNBOOK,
     EpochRange,
     NodeEpochs,
     NodePosition,

@@ -24,6 +24,8 @@ from fordstone.protocol.progress import Counters
 from fordstone.state.base import RunRef
 
 API: Final = "/v1"
+RUNBOOK: Final = "docs/how-to/restore-a-hub.md"
+"""The page that errors name where a hub was, or should be, restored from a backup."""
 EPOCHS_PER_COMMIT_MAX: Final = 1_000
 """Maximum number of epochs in one commit."""
 RUNS_PER_COMMIT_MAX: Final = 100_000

@@ -6,9 +6,9 @@ lets readers try again. A skip is a range of epochs that readers pass over: thos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -69,6 +69,20 @@ def is_waived(epoch: int, skips: Iterable[Skip]) -> bool:
     return any(epoch <= skip.last for skip in skips)
 
 
+class EpochSpan(Protocol):
+    """A range of epochs, as `Skip` and the hub's message have it."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def last(self) -> int: ...
+
+
+def open_gaps(lost: Iterable[tuple[int, int]], skips: Collection[EpochSpan]) -> list[tuple[int, int]]:
+    """Return the ranges of lost epochs (first, last) that no skip covers: readers stop at them."""
+    return [(first, last) for first, last in lost if not any(one.first <= first and last <= one.last for one in skips)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkipFacts:
     """What the hub knows of a node of which epochs are to be skipped."""
@@ -105,16 +119,13 @@ SkipDecision: TypeAlias = Skip | NothingToSkip | SkipTooFar | SkipTooShort
 
 def decide_skip(facts: SkipFacts, until: int) -> SkipDecision:
     """Decide which epochs readers pass over: from what they stop at, to `until`."""
-    lost = [Skip(first=first, last=last) for first, last in facts.lost]
-    open_gaps = [
-        gap for gap in lost if not any(skip.first <= gap.first and gap.last <= skip.last for skip in facts.skips)
-    ]
+    gaps = [Skip(first=first, last=last) for first, last in open_gaps(facts.lost, facts.skips)]
     if facts.quarantined:
-        gap = next((gap for gap in open_gaps if gap.first <= facts.quarantined <= gap.last), None)
+        gap = next((gap for gap in gaps if gap.first <= facts.quarantined <= gap.last), None)
         stops = gap or Skip(first=facts.quarantined, last=facts.quarantined)
         last_min = facts.quarantined - 1 if gap is None else gap.last
-    elif open_gaps:
-        stops = open_gaps[0]
+    elif gaps:
+        stops = gaps[0]
         last_min = stops.last
     else:
         return NothingToSkip()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
+from fordstone.storage.clock import wall_clock_us
+
 
 class Clock(Protocol):
     """A source of time."""
@@ -22,7 +24,7 @@ class SystemClock:
     """The machine's clock."""
 
     def wall_us(self) -> int:
-        return time.time_ns() // 1_000
+        return wall_clock_us()
 
     def monotonic_us(self) -> int:
         return time.monotonic_ns() // 1_000

@@ -25,6 +25,7 @@ from fordstone.cli.format import GAP, Table
 from fordstone.cli.logs import json_line, write_line
 from fordstone.errors import SinkError
 from fordstone.protocol.quarantine import describe_ways_on
+from fordstone.storage.clock import wall_clock_us
 
 if TYPE_CHECKING:
     from fordstone.plan.plan import Plan
@@ -108,7 +109,7 @@ class View:
     bounded: bool = False
     dead_letters: Path | str | None = None
     monotonic_us: ClockUs = field(default=lambda: time.monotonic_ns() // 1_000)
-    wall_us: ClockUs = field(default=lambda: time.time_ns() // 1_000)
+    wall_us: ClockUs = wall_clock_us
 
     def __post_init__(self) -> None:
         self.parts = {name: Part() for name in self.names}

@@ -14,7 +14,6 @@ disagreement about what was sealed, and a hub that has forgotten the node do.
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 from fordstone.edge.link.outbox import Outbox, empty_entry
 from fordstone.edge.link.owner import Owner
 from fordstone.epochs.manifest import encode_manifest
-from fordstone.epochs.run_file import run_problem, short
+from fordstone.epochs.run_file import digest_of, run_problem, short
 from fordstone.epochs.store import CheckpointStore
 from fordstone.epochs.untrusted import MANIFEST_BYTES_MAX
 from fordstone.errors import (
@@ -39,6 +38,7 @@ from fordstone.errors import (
 from fordstone.hub.messages import (
     BLOB_BYTES_MAX,
     EPOCHS_PER_COMMIT_MAX,
+    RUNBOOK,
     RUNS_PER_COMMIT_MAX,
     Checkpoint,
     Commit,
@@ -170,7 +170,7 @@ class CommitBatch:
             )
             return
         self._manifest = data
-        ref = RunRef(hashlib.sha256(data).hexdigest(), len(data), 0)
+        ref = RunRef(digest_of(data), len(data), 0)
         self.checkpoint = Checkpoint(epoch=self.last, manifest=ref, state=state)
 
 
@@ -430,7 +430,7 @@ class Sender:
                 raise HubError(
                     f"the hub has pipeline {self._store.pipeline} of node {self._store.node} only up to epoch {there}, but a hub had "
                     f"acknowledged {sent}. Nothing is sent, and everything is kept.\nIf the hub's data was restored from a backup, stop the "
-                    "hub, run `fordstone hub restore --data DIR` there, and start it again (docs/how-to/restore-a-hub.md): "
+                    f"hub, run `fordstone hub restore --data DIR` there, and start it again ({RUNBOOK}): "
                     "the node then sends again what it still has. If this is another hub, send to the right one; or give this "
                     "node another name, to start from the beginning there."
                 )

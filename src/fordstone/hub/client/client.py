@@ -9,7 +9,6 @@ time. What it reads is checked: bodies have bounds in bytes and time, blobs have
 
 from __future__ import annotations
 
-import hashlib
 import io
 import itertools
 import random
@@ -24,7 +23,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 import urllib3
 
-from fordstone.epochs.run_file import is_digest
+from fordstone.epochs.run_file import digest_of, is_digest
 from fordstone.errors import ConfigError, DamagedError, HubAwayError, HubRefusedError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.direct import DirectBlobs
@@ -41,10 +40,8 @@ from fordstone.hub.messages import (
     ControlPage,
     ControlPublish,
     ControlVersion,
-    DamagedBlob,
     DamagedBlobs,
     Digests,
-    EpochInfo,
     Epochs,
     EpochsRequest,
     ForgetRequest,
@@ -54,7 +51,6 @@ from fordstone.hub.messages import (
     Lease,
     LeaseRequest,
     Message,
-    NodeInfo,
     Nodes,
     QuarantineChange,
     QuarantineRequest,
@@ -63,7 +59,6 @@ from fordstone.hub.messages import (
     SkippedEpochs,
     SkipRequest,
     StreamEpochs,
-    StreamInfo,
     StreamNodes,
     Streams,
 )
@@ -71,6 +66,8 @@ from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
 
 M = TypeVar("M", bound=Message)
+P = TypeVar("P", bound=Nodes | Streams | Epochs | DamagedBlobs)
+R = TypeVar("R")
 T = TypeVar("T")
 TIMEOUT_SECONDS: Final = 30.0
 CONNECT_SECONDS_MAX: Final = 10.0
@@ -133,7 +130,7 @@ class HubClient:
     def get_blob(self, digest: str) -> bytes:
         """A blob, through the hub; its digest is checked."""
         data = self._call("GET", f"{API}/blobs/{_digest(digest)}", bytes_max=BLOB_BYTES_MAX)
-        if hashlib.sha256(data).hexdigest() != digest:
+        if digest_of(data) != digest:
             raise DamagedError(
                 f"blob {digest[:12]} came from the hub at {self.address.url} with other bytes than its name says."
             )
@@ -242,54 +239,51 @@ class HubClient:
     # For people.
 
     def nodes(self, *, pipeline: str | None = None) -> Nodes:
-        """All nodes, or those of one pipeline, page by page."""
-        found: list[NodeInfo] = []
-        page = Nodes(nodes=(), next="")
-        while page.next is not None:
-            page = self._ask("GET", f"{API}/nodes", Nodes, query={"pipeline": pipeline, "after": page.next or None})
-            found += page.nodes
-            self._check_list(found, page.nodes, page.next)
-        return Nodes(nodes=tuple(found))
+        """All nodes, or those of one pipeline."""
+        return Nodes(nodes=tuple(self._pages("nodes", Nodes, lambda page: page.nodes, query={"pipeline": pipeline})))
 
     def streams(self) -> Streams:
-        """All streams, page by page."""
-        found: list[StreamInfo] = []
-        page = Streams(streams=(), next="")
-        while page.next is not None:
-            page = self._ask("GET", f"{API}/streams", Streams, query={"after": page.next or None})
-            found += page.streams
-            self._check_list(found, page.streams, page.next)
-        return Streams(streams=tuple(found))
+        """All streams."""
+        return Streams(streams=tuple(self._pages("streams", Streams, lambda page: page.streams)))
 
     def epochs(self, *, pipeline: str | None = None, node: str | None = None, limit: int = 100) -> Epochs:
-        """The newest epochs first, page by page."""
-        found: list[EpochInfo] = []
-        page = Epochs(epochs=(), next="")
-        while page.next is not None and len(found) < limit:
-            query = {"pipeline": pipeline, "node": node, "after": page.next or None, "limit": limit - len(found)}
-            page = self._ask("GET", f"{API}/epochs", Epochs, query=query)
-            found += page.epochs
-            self._check_list(found, page.epochs, page.next)
-        return Epochs(epochs=tuple(found[:limit]))
+        """The newest epochs first."""
+        query = {"pipeline": pipeline, "node": node}
+        return Epochs(epochs=tuple(self._pages("epochs", Epochs, lambda page: page.epochs, query=query, limit=limit)))
 
     def scrub(self, *, after: str = "") -> ScrubPage:
         """Have the hub check some blobs, those after one."""
         return self._ask("POST", f"{API}/scrub", ScrubPage, query={"after": after or None})
 
     def damaged(self) -> DamagedBlobs:
-        """All damaged blobs, page by page."""
-        found: list[DamagedBlob] = []
-        page = DamagedBlobs(blobs=(), next="")
-        while page.next is not None:
-            page = self._ask("GET", f"{API}/damaged", DamagedBlobs, query={"after": page.next or None})
-            found += page.blobs
-            self._check_list(found, page.blobs, page.next)
-        return DamagedBlobs(blobs=tuple(found))
+        """All damaged blobs."""
+        return DamagedBlobs(blobs=tuple(self._pages("damaged", DamagedBlobs, lambda page: page.blobs)))
 
-    def _check_list(self, found: Sequence[object], page: Sequence[object], following: str | None) -> None:
-        """A list ends: each page but the last has rows, and all pages together not more than a bound."""
-        if following is not None and (not page or len(found) > LISTED_ROWS_MAX):
-            raise self._away(f"sends a list that does not end after {len(found)} rows")
+    def _pages(
+        self,
+        path: str,
+        page_type: type[P],
+        rows_of: Callable[[P], Sequence[R]],
+        *,
+        query: Mapping[str, object] | None = None,
+        limit: int | None = None,
+    ) -> list[R]:
+        """The rows of a list, page by page, up to `limit`.
+
+        A list ends: each page but the last has rows, and all pages together not more than a bound.
+        """
+        found: list[R] = []
+        after: str | None = None
+        while limit is None or len(found) < limit:
+            left = None if limit is None else limit - len(found)
+            page = self._ask("GET", f"{API}/{path}", page_type, query={**(query or {}), "after": after, "limit": left})
+            rows, after = rows_of(page), page.next
+            found += rows
+            if after is None:
+                break
+            if not rows or len(found) > LISTED_ROWS_MAX:
+                raise self._away(f"sends a list that does not end after {len(found)} rows")
+        return found[:limit]
 
     def healthz(self) -> bool:
         """Whether the hub says that it is well; never raises."""

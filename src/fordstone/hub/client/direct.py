@@ -8,7 +8,6 @@ Invariants: a read takes a bounded time, and no more than `READS_MAX` reads hang
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import posixpath
 import threading
@@ -17,6 +16,7 @@ from functools import partial
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from fordstone.epochs.run_file import digest_of
 from fordstone.state.base import RunRef
 from fordstone.storage.remote import read_url
 
@@ -95,7 +95,7 @@ class DirectBlobs:
                 self._give_up(url, str(read.error))
             return None
         data = read.data
-        return data if len(data) == ref.size_bytes and hashlib.sha256(data).hexdigest() == ref.digest else None
+        return data if len(data) == ref.size_bytes and digest_of(data) == ref.digest else None
 
     def _give_up(self, url: str, problem: str) -> None:
         if url not in self._unusable:

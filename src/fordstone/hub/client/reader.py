@@ -41,6 +41,7 @@ from fordstone.hub.messages import (
     NUMBER_MAX,
     PAGE_ENTRIES_MAX,
     REASON_CHARS_MAX,
+    RUNBOOK,
     ConsumerPosition,
     EpochRange,
     EpochsRequest,
@@ -81,7 +82,6 @@ EXAMPLE_NODES_MAX: Final = 50
 """Maximum number of nodes in whose newest epochs rows are looked for before the whole stream is listed."""
 EXAMPLE_EPOCHS_MAX: Final = 50
 """Maximum number of their newest epochs."""
-RUNBOOK: Final = "docs/how-to/restore-a-hub.md"
 NOWHERE: Final = NodePosition()
 """The position before the first epoch."""
 _NOT_ALLOWED: Final = frozenset({401, 403})

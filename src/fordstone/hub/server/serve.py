@@ -46,8 +46,9 @@ from fordstone.hub.store.log import HubLog, LogLimits
 from fordstone.hub.store.reserve import Reserve
 from fordstone.hub.store.retention import Keeping, Retention
 from fordstone.hub.store.scrub import RATE_BYTES, Pace, Scrub, Scrubbed, ScrubStoppedError
-from fordstone.hub.store.sqlite import SqliteStore
+from fordstone.hub.store.sqlite import LOG_NAME, SqliteStore
 from fordstone.storage.atomic import write_file
+from fordstone.storage.clock import wall_clock_us
 from fordstone.storage.disk import PRIVATE_FILE, OsDisk, make_private
 from fordstone.storage.failpoint import Failpoints, NoFailpoints, failpoints_of_process
 from fordstone.storage.remote import local_path
@@ -62,7 +63,6 @@ STOP_SECONDS_MAX: Final = 10
 SCRUB_RETRY_S: Final = 60.0
 """Pause of the scrub after an error, and between looks whether its next pass is due."""
 TICK_S: Final = 5.0
-LOG_NAME: Final = "log.sqlite"
 BLOBS_NAME: Final = "blobs"
 INCOMING_NAME: Final = "incoming"
 """Uploads on their way to a remote blob store."""
@@ -251,7 +251,7 @@ def serve(
         if options.ready_file is not None:
             # One that a killed hub has left names an address that no hub listens at.
             options.ready_file.unlink(missing_ok=True)
-        tokens = Tokens(TokenFile(options.data), clock_s=time.monotonic, clock_us=now_us)
+        tokens = Tokens(TokenFile(options.data), clock_s=time.monotonic, clock_us=wall_clock_us)
         with contextlib.closing(bound(host, port)) as sock:
             check_exposure(sock, tls=context is not None, tokens=tokens.valid, options=options)
             with (
@@ -284,7 +284,9 @@ def _open(options: HubOptions, tokens: Tokens, files_max: int) -> Iterator[HubAp
         raise StorageError(str(rejection)) from rejection
     sqlite = SqliteStore(data / LOG_NAME, reserve=Reserve(data))
     with contextlib.closing(
-        HubLog(sqlite, clock_us=now_us, monotonic_us=monotonic_us, limits=options.log_limits, failpoints=failpoints)
+        HubLog(
+            sqlite, clock_us=wall_clock_us, monotonic_us=monotonic_us, limits=options.log_limits, failpoints=failpoints
+        )
     ) as log:
         yield HubApp(
             log,
@@ -367,11 +369,6 @@ def check_exposure(sock: socket.socket, *, tls: bool, tokens: int, options: HubO
         f"{options.listen} can be reached from other machines, so the hub asks for TLS and tokens.\n"
         + "\n".join(missing)
     )
-
-
-def now_us() -> int:
-    """Return the time of the hub's clock."""
-    return time.time_ns() // 1_000
 
 
 def monotonic_us() -> int:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from fordstone.hub.messages import (
     NUMBER_MAX,
     PAGE_ENTRIES_MAX,
+    RUNBOOK,
     Checkpoint,
     Commit,
     Committed,
@@ -87,7 +88,6 @@ PAGE_BYTES_MAX: Final = 4 << 20
 """Maximum encoded size of the runs in one response; a single epoch may be larger."""
 PLANNED_EPOCHS_MAX: Final = 100_000
 """Maximum number of epochs that are looked at to plan a read."""
-RUNBOOK: Final = "docs/how-to/restore-a-hub.md"
 
 
 def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> Lease:

@@ -9,7 +9,6 @@ that was stored again meanwhile. How far a pass has come is durable, and the nex
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -133,7 +132,7 @@ class Scrub:
                     return False
                 if now.small:
                     data = tx.log.small_blob(digest)
-                    damaged = data is None or hashlib.sha256(data).hexdigest() != digest
+                    damaged = data is None or digest_of(data) != digest
                 else:
                     damaged = not whole
                 if damaged != now.damaged:
@@ -152,4 +151,4 @@ class Scrub:
             return is_whole(self._blobs, record.digest, after_chunk=pace)
         data = self._log.read(lambda log: log.small_blob(record.digest))
         pace(record.size_bytes)
-        return data is not None and hashlib.sha256(data).hexdigest() == record.digest
+        return data is not None and digest_of(data) == record.digest

@@ -12,6 +12,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from fordstone.errors import StorageError
 from fordstone.hub.store.log_reader import LogReader
@@ -28,6 +29,9 @@ from fordstone.hub.store.log_schema import (
 )
 from fordstone.hub.store.log_writer import LogWriter
 from fordstone.hub.store.reserve import Reserve
+
+LOG_NAME: Final = "log.sqlite"
+"""The file in a hub's data directory."""
 
 
 class SqliteStore:
