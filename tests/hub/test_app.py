@@ -41,20 +41,6 @@ PATIENCE_S = 10.0
 DIGEST = "0" * 64
 
 
-@pytest.fixture
-def client(hub: HubAddress) -> Iterator[HubClient]:
-    client = HubClient(hub)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def node(client: HubClient) -> Node:
-    node = Node(client)
-    node.lease()
-    return node
-
-
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubAddress]:
     """For tests whose requests are all refused."""
@@ -101,7 +87,7 @@ def test_a_node_is_listed_once_with_its_newest_epoch_and_again_when_it_has_commi
     assert [(one.node, one.epoch) for one in node.client.stream_nodes("p", "s", after=last.next).nodes] == [("n", 5)]
     every = node.client.stream_nodes("p", "s", after=last.next, log_id="another log", wait_s=30)
     assert [one.node for one in every.nodes] == ["m", "o", "n"], (
-        "a reader of another log begins anew, and does not wait"
+        "a reader of another log reads from the beginning, and does not wait"
     )
 
 

@@ -72,17 +72,8 @@ def hub(tmp_path: Path, clock: Clock) -> Iterator[HubAddress]:
 
 
 @pytest.fixture
-def client(hub: HubAddress) -> Iterator[HubClient]:
-    client = HubClient(hub)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def node(client: HubClient) -> Node:
-    """Epochs 1 to 9, of one row each."""
-    node = Node(client)
-    node.lease()
+def node(node: Node) -> Node:
+    """Has epochs 1 to 9, of one row each."""
     node.put("a", "manifest 9", "state")
     node.commit(*(entry(epoch, "a") for epoch in range(1, 10)), checkpoint=checkpoint(9, "state"))
     return node
@@ -166,7 +157,7 @@ def test_a_node_without_epochs_is_always_forgotten_and_may_come_back(client):
 
 def test_what_the_hub_does_not_know_is_an_error(node, client):
     assert refused(client, KEEP, node="other").code == "not_found"
-    with pytest.raises(HubRefusedError, match="does not know stream other"):
+    with pytest.raises(HubRefusedError, match="has no stream other"):
         client.forget_stream("p", "other", KEEP)
 
 
@@ -388,8 +379,8 @@ def test_the_operator_forgets_a_consumer_a_node_and_a_stream(node, client, hub, 
     found = command(hub, "node", "n")
     assert found.stdout == "n (p) is forgotten; nothing was discarded unread. The name is not used again.\n"
     assert command(hub, "node", "n", "--pipeline", "p").stdout == "n (p) was forgotten before; nothing has changed.\n"
-    assert "does not know node n" in command(hub, "node", "n").stderr
-    assert "does not know stream s" in command(hub, "stream", "s").stderr
+    assert "has no node n" in command(hub, "node", "n").stderr
+    assert "has no stream s" in command(hub, "stream", "s").stderr
 
 
 ROLES: dict[str, tuple[dict[str, Any], bool]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,8 @@ from fordstone.hub.server.auth import TokenFile, Tokens
 
 
 @pytest.fixture
-def client(hub: HubAddress) -> Iterator[HubClient]:
-    client = HubClient(hub)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def node(client: HubClient) -> Node:
-    """Epochs 1 to 9, of one row each."""
-    node = Node(client)
-    node.lease()
+def node(node: Node) -> Node:
+    """Has epochs 1 to 9, of one row each."""
     node.put("a")
     node.commit(*(entry(epoch, "a") for epoch in range(1, 10)))
     return node
@@ -117,7 +107,7 @@ def test_a_node_that_the_hub_does_not_know_is_an_error(node, client):
         lambda: client.release("other", "n"),
         lambda: client.skip("p", "other", SkipRequest(until=1)),
     ):
-        with pytest.raises(HubRefusedError, match="does not know pipeline") as refused:
+        with pytest.raises(HubRefusedError, match="has no pipeline") as refused:
             call()
         assert refused.value.code == "not_found"
 
@@ -219,8 +209,8 @@ def test_the_operator_quarantines_lists_skips_and_releases(node, client, hub):
     ("args", "code", "said"),
     [
         (("quarantine", "--epoch", "5"), 2, "name the node"),
-        (("quarantine", "other"), 1, "does not know node other"),
-        (("quarantine", "n", "--pipeline", "q"), 1, "does not know pipeline q on node n"),
+        (("quarantine", "other"), 1, "has no node other"),
+        (("quarantine", "n", "--pipeline", "q"), 1, "has no pipeline q on node n"),
         (("release",), 2, "name one node, or give --all"),
         (("skip", "n"), 2, "--until"),
         (("skip", "n", "--until", "3"), 1, "nothing to skip"),
@@ -240,13 +230,13 @@ def test_a_node_with_several_pipelines_needs_its_pipeline(node, client, hub):
 
 
 def test_lost_epochs_are_shown_until_they_are_skipped():
-    from fordstone.cli.quarantine import describe_standing
+    from fordstone.cli.quarantine import describe_reading
 
     info = NodeInfo(node="n", pipeline="p", head=9, generation=None, seen_us=0, committed_us=None, lost=((3, 5),))
-    assert describe_standing(info) == "epochs 3 to 5 lost"
+    assert describe_reading(info) == "epochs 3 to 5 lost"
     skip = SkippedEpochs(first=3, last=5, rows=0, at_us=0)
     assert (
-        describe_standing(
+        describe_reading(
             NodeInfo(
                 node="n",
                 pipeline="p",

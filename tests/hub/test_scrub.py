@@ -28,7 +28,7 @@ from fordstone.hub.store import commits, scrub
 from fordstone.hub.store.blobs import CHUNK_BYTES, BlobLocks, DiskBlobs, FsspecBlobs, Stored, Upload, is_whole
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
-from fordstone.hub.store.scrub import Pace, Scrub, ScrubStoppedError
+from fordstone.hub.store.scrub import ReadPace, Scrub, ScrubStoppedError
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.protocol.scrub import PASS_US
 from fordstone.state.base import RunRef
@@ -201,7 +201,7 @@ def test_a_blob_that_was_removed_meanwhile_is_not_marked(place: Place) -> None:
     assert not place.scrub.confirm(digest_of(b"unknown"))
 
 
-def test_the_background_resumes_after_a_restart_and_begins_anew_once_a_day(
+def test_the_background_resumes_after_a_restart_and_begins_again_once_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scrub, "PIECE_BLOBS", 2)
@@ -253,7 +253,7 @@ def test_the_bytes_per_second_are_bounded_and_a_stop_ends_it_at_once(place: Plac
     place.put(content(4_000))
     place.put(content(SIZES["a file of many pieces"]))
     stop = Waits()
-    pace = Pace(1_000_000, stop)
+    pace = ReadPace(1_000_000, stop)
     found = place.scrub.piece("", pace=pace.wait)
     assert stop.waited_s == pytest.approx(found.size_bytes / 1_000_000)
     stop.set()

@@ -8,11 +8,11 @@ from fordstone.protocol.forget import (
     SILENT_US_MIN,
     Forget,
     ForgetDecision,
+    ForgetNodeFacts,
+    ForgetStreamFacts,
     HasUnread,
     NodeContact,
-    NodeFacts,
     StillRunning,
-    StreamFacts,
     Unread,
     closing_chain,
     decide_forget_node,
@@ -51,7 +51,7 @@ NONE, SOME = Unread(), Unread(epochs=3, rows=70)
 def test_a_node_is_forgotten_if_it_is_gone_and_nothing_is_lost_unasked(
     head: int, contact: NodeContact, unread: Unread, discard: bool, expected: ForgetDecision
 ) -> None:
-    facts = NodeFacts(head=head, contact=contact, unread=unread)
+    facts = ForgetNodeFacts(head=head, contact=contact, unread=unread)
     assert decide_forget_node(facts, discard_unread=discard) == expected
 
 
@@ -68,7 +68,7 @@ def test_a_node_is_forgotten_if_it_is_gone_and_nothing_is_lost_unasked(
 def test_a_stream_is_forgotten_if_nobody_writes_to_it_and_nothing_is_lost_unasked(
     writers: tuple[str, ...], unread: Unread, discard: bool, expected: ForgetDecision
 ) -> None:
-    assert decide_forget_stream(StreamFacts(writers=writers, unread=unread), discard_unread=discard) == expected
+    assert decide_forget_stream(ForgetStreamFacts(writers=writers, unread=unread), discard_unread=discard) == expected
 
 
 def test_the_closing_epoch_belongs_to_one_log_and_one_moment() -> None:

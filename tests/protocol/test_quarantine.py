@@ -5,11 +5,11 @@ import pytest
 from fordstone.protocol.quarantine import (
     NothingToSkip,
     Readable,
+    ReadLimits,
     Skip,
     SkipFacts,
     SkipTooFar,
     SkipTooShort,
-    Standing,
     decide_skip,
     is_waived,
     open_gaps,
@@ -23,39 +23,37 @@ def skips(*ranges: tuple[int, int]) -> tuple[Skip, ...]:
 
 
 @pytest.mark.parametrize(
-    ("position", "standing", "after", "until"),
+    ("position", "limits", "after", "until"),
     [
-        (10, Standing(), 10, None),
+        (10, ReadLimits(), 10, None),
         # In quarantine: what is before it is read, and nothing from it on.
-        (10, Standing(quarantined=25), 10, 24),
-        (24, Standing(quarantined=25), 24, 24),
-        (30, Standing(quarantined=25), 30, 30),
-        (0, Standing(quarantined=1), 0, 0),
+        (10, ReadLimits(quarantined=25), 10, 24),
+        (24, ReadLimits(quarantined=25), 24, 24),
+        (30, ReadLimits(quarantined=25), 30, 30),
+        (0, ReadLimits(quarantined=1), 0, 0),
         # A range is passed over only by readers that have come to it.
-        (10, Standing(skips=skips((25, 27))), 10, 24),
-        (24, Standing(skips=skips((25, 27))), 27, None),
-        (26, Standing(skips=skips((25, 27))), 27, None),
-        (27, Standing(skips=skips((25, 27))), 27, None),
-        (30, Standing(skips=skips((25, 27))), 30, None),
+        (10, ReadLimits(skips=skips((25, 27))), 10, 24),
+        (24, ReadLimits(skips=skips((25, 27))), 27, None),
+        (26, ReadLimits(skips=skips((25, 27))), 27, None),
+        (27, ReadLimits(skips=skips((25, 27))), 27, None),
+        (30, ReadLimits(skips=skips((25, 27))), 30, None),
         # Ranges that follow each other are passed over together, others one after the other.
-        (24, Standing(skips=skips((28, 30), (25, 27))), 30, None),
-        (24, Standing(skips=skips((25, 27), (40, 41))), 27, 39),
-        (24, Standing(quarantined=29, skips=skips((25, 27))), 27, 28),
+        (24, ReadLimits(skips=skips((28, 30), (25, 27))), 30, None),
+        (24, ReadLimits(skips=skips((25, 27), (40, 41))), 27, 39),
+        (24, ReadLimits(quarantined=29, skips=skips((25, 27))), 27, 28),
         # An empty range moves nobody.
-        (22, Standing(skips=skips((23, 22))), 22, None),
+        (22, ReadLimits(skips=skips((23, 22))), 22, None),
     ],
 )
-def test_a_reader_goes_on_after_what_is_skipped_and_stops_before_what_is_in_quarantine(
-    position, standing, after, until
-):
-    assert readable(position, standing) == Readable(after=after, until=until)
+def test_a_reader_goes_on_after_what_is_skipped_and_stops_before_what_is_in_quarantine(position, limits, after, until):
+    assert readable(position, limits) == Readable(after=after, until=until)
 
 
 def test_the_ranges_that_a_reader_passes_over_are_named():
-    standing = Standing(skips=skips((25, 27), (28, 30), (40, 41)))
-    assert passed_over(24, standing) == skips((25, 27), (28, 30))
-    assert passed_over(10, standing) == ()
-    assert passed_over(29, standing) == skips((28, 30))
+    limits = ReadLimits(skips=skips((25, 27), (28, 30), (40, 41)))
+    assert passed_over(24, limits) == skips((25, 27), (28, 30))
+    assert passed_over(10, limits) == ()
+    assert passed_over(29, limits) == skips((28, 30))
 
 
 def test_a_position_up_to_the_end_of_a_skip_is_not_compared_with_the_log():

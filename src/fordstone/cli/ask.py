@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 ASK_TIMEOUT_S: Final = 10.0
 WATCH_EVERY_S: Final = 2.0
+ROLES_ADVICE: Final = "On the hub: fordstone hub token add NAME --center, to read; --admin, to release, skip or forget."
 
 
 def show(
@@ -65,8 +66,8 @@ def request(client: HubClient, ask: Callable[[HubClient], T]) -> T:
         ) from error
     except HubRefusedError as error:
         hint = {
-            "unauthorised": "\nGive a valid token with --token-file. On the hub: fordstone hub token add NAME --admin.",
-            "forbidden": "\nThe token has another role. On the hub: fordstone hub token add NAME --admin.",
+            "unauthorised": f"\nGive a valid token with --token-file. {ROLES_ADVICE}",
+            "forbidden": f"\nThe token has another role. {ROLES_ADVICE}",
         }.get(error.code, "")
         raise UserError(f"{error}{hint}") from error
 

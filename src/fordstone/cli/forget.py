@@ -50,7 +50,7 @@ def forget() -> None:
 def forget_node(*, node: str, pipeline: str | None, discard_unread: bool, as_json: bool, **hub: Any) -> None:
     """Remove a node from a hub, with its epochs and its checkpoints.
 
-    The node must not be running. Readers that know it take it as ended. Its name is not used again: a node that comes back under it
+    The node must not be running. Readers treat the node as finished. Its name is not used again: a node that comes back under it
     gets an error that says so. To replace a machine, do not forget its node: start the new machine with the same name and --take-over.
     """
     from fordstone.hub.messages import ForgetRequest
@@ -108,7 +108,7 @@ def _pipeline_of(client: HubClient, stream: str) -> str:
     if len(found) > 1:
         raise UsageError(f"several pipelines have a stream {stream}: give --pipeline, one of {', '.join(found)}.")
     if not found:
-        raise UserError(f"this hub does not know stream {stream}. `fordstone streams` lists what it knows.")
+        raise UserError(f"the hub has no stream {stream}. `fordstone streams` lists them.")
     return found[0]
 
 

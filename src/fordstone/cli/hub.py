@@ -19,7 +19,7 @@ from fordstone.cli.forget import forget
 from fordstone.cli.format import Table, safe
 from fordstone.cli.logs import configure_logging
 from fordstone.cli.options import HelpCommand, HelpGroup, json_option, options_of, reader_options
-from fordstone.cli.quarantine import describe_standing, quarantine, release, skip
+from fordstone.cli.quarantine import describe_reading, quarantine, release, skip
 from fordstone.cli.restore import restore
 from fordstone.cli.scrub import scrub
 from fordstone.cli.view.view import TIME_END_US, outbox_text
@@ -535,7 +535,7 @@ def epochs_table(found: Sequence[EpochInfo], now_us: int) -> Table:
 
 
 def _reported(one: NodeInfo) -> tuple[str, str, str]:
-    health, problems = one.health, describe_standing(one)
+    health, problems = one.health, describe_reading(one)
     if health is None:
         return "", "", problems
     problems = "; ".join(filter(None, (problems, safe(health.problem))))

@@ -59,7 +59,7 @@ def quarantine(
             raise UsageError("name the node: fordstone hub quarantine NODE --epoch E.")
         show(
             lambda client: [one for one in client.nodes().nodes if one.quarantine is not None or one.skips],
-            lambda found: standing_table(found, wall_clock_us()),
+            lambda found: quarantine_table(found, wall_clock_us()),
             as_json=as_json,
             watch=False,
             **hub,
@@ -144,7 +144,7 @@ def skip(*, node: str, pipeline: str | None, until: int, **hub: Any) -> None:
     )
 
 
-def describe_standing(one: NodeInfo) -> str:
+def describe_reading(one: NodeInfo) -> str:
     """Return in a few words why a node is not read on, and what was skipped; empty if there is nothing."""
     found = []
     if one.quarantine is not None:
@@ -155,7 +155,7 @@ def describe_standing(one: NodeInfo) -> str:
     return "; ".join(found)
 
 
-def standing_table(found: Sequence[NodeInfo], now_us: int) -> Table:
+def quarantine_table(found: Sequence[NodeInfo], now_us: int) -> Table:
     """One row per node in quarantine, and per range of skipped epochs."""
     rows: list[tuple[str, ...]] = []
     for one in sorted(found, key=lambda info: (info.node, info.pipeline)):
@@ -205,4 +205,4 @@ def one_node(client: HubClient, node: str, pipeline: str | None) -> NodeInfo:
             f"node {node} runs several pipelines: give --pipeline, one of {', '.join(one.pipeline for one in chosen)}."
         )
     what = f"node {node}" if pipeline is None or not found else f"pipeline {pipeline} on node {node}"
-    raise UserError(f"this hub does not know {what}. `fordstone nodes` lists what it knows.")
+    raise UserError(f"the hub has no {what}. `fordstone nodes` lists them.")

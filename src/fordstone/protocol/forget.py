@@ -40,7 +40,7 @@ class NodeContact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
+class ForgetNodeFacts:
     """A node that is to be forgotten."""
 
     head: int
@@ -50,7 +50,7 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFacts:
+class ForgetStreamFacts:
     """A stream that is to be forgotten."""
 
     writers: tuple[str, ...]
@@ -89,7 +89,7 @@ def is_running(contact: NodeContact) -> bool:
     return contact.has_lease and not contact.stopped and contact.silent_us < SILENT_US_MIN
 
 
-def decide_forget_node(facts: NodeFacts, *, discard_unread: bool) -> ForgetDecision:
+def decide_forget_node(facts: ForgetNodeFacts, *, discard_unread: bool) -> ForgetDecision:
     """Judge whether a node may be forgotten. One without epochs always may: it has only a lease and its last report."""
     if facts.head == 0:
         return Forget(discarded=Unread())
@@ -100,7 +100,7 @@ def decide_forget_node(facts: NodeFacts, *, discard_unread: bool) -> ForgetDecis
     return Forget(discarded=facts.unread, retired=True)
 
 
-def decide_forget_stream(facts: StreamFacts, *, discard_unread: bool) -> ForgetDecision:
+def decide_forget_stream(facts: ForgetStreamFacts, *, discard_unread: bool) -> ForgetDecision:
     """Judge whether a stream may be forgotten. Its nodes go on with other streams, and may bring it back."""
     if facts.writers:
         return StillRunning(nodes=facts.writers)

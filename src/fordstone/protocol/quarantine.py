@@ -20,8 +20,8 @@ class Skip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What the hub says of reading a node."""
+class ReadLimits:
+    """Which epochs of a node the hub gives to readers."""
 
     quarantined: int = 0
     """The first epoch that is not to be read; 0: the node is not in quarantine."""
@@ -38,24 +38,24 @@ class Readable:
     """The last epoch that may be read; None: there is no limit."""
 
 
-def readable(position: int, standing: Standing) -> Readable:
+def readable(position: int, limits: ReadLimits) -> Readable:
     """Return where a reader that stands at a position goes on."""
-    after, limits = position, list[int]()
-    for skip in sorted(standing.skips):
+    after, ends = position, list[int]()
+    for skip in sorted(limits.skips):
         if skip.first - 1 <= after:
             after = max(after, skip.last)
         else:
-            limits.append(skip.first - 1)  # what is before the range is read first
-    if standing.quarantined:
+            ends.append(skip.first - 1)  # what is before the range is read first
+    if limits.quarantined:
         # A reader that is beyond it (an offset that was fixed before decoding) reads nothing more.
-        limits.append(max(after, standing.quarantined - 1))
-    return Readable(after=after, until=min(limits, default=None))
+        ends.append(max(after, limits.quarantined - 1))
+    return Readable(after=after, until=min(ends, default=None))
 
 
-def passed_over(position: int, standing: Standing) -> tuple[Skip, ...]:
+def passed_over(position: int, limits: ReadLimits) -> tuple[Skip, ...]:
     """Return the ranges that a reader at this position passes over next."""
-    after = readable(position, standing).after
-    return tuple(skip for skip in sorted(standing.skips) if position < skip.last <= after)
+    after = readable(position, limits).after
+    return tuple(skip for skip in sorted(limits.skips) if position < skip.last <= after)
 
 
 def describe_ways_on(pipeline: str, node: str, epoch: int) -> str:

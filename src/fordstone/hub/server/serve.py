@@ -45,7 +45,7 @@ from fordstone.hub.store.blobs import BlobLocks, BlobStore, DiskBlobs, claim, op
 from fordstone.hub.store.log import HubLog, LogLimits
 from fordstone.hub.store.reserve import Reserve
 from fordstone.hub.store.retention import Keeping, Retention
-from fordstone.hub.store.scrub import RATE_BYTES, Pace, Scrub, Scrubbed, ScrubStoppedError
+from fordstone.hub.store.scrub import RATE_BYTES, ReadPace, Scrub, Scrubbed, ScrubStoppedError
 from fordstone.hub.store.sqlite import LOG_NAME, SqliteStore
 from fordstone.storage.atomic import write_file
 from fordstone.storage.clock import wall_clock_us
@@ -70,7 +70,7 @@ _FILES_WANTED: Final = 65_536
 FILES_RESERVED: Final = 200
 """Files that are never used for connections: the log, blobs that are read and written, and what Python opens."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_log = logging.getLogger(__name__)
+_events = logging.getLogger(__name__)
 
 
 class HubApp:
@@ -177,15 +177,15 @@ class HubApp:
                     if not more:
                         await loop.run_in_executor(thread, retention.sweep)
                 except Rejection as rejection:
-                    _log.warning("hub retention failed", extra={"reason": str(rejection)})
+                    _events.warning("hub retention failed", extra={"reason": str(rejection)})
                 except Exception:  # noqa: BLE001 - a bug here must not end retention; it is logged
-                    _log.exception("hub retention failed")
+                    _events.exception("hub retention failed")
                 if not more:
                     await asyncio.sleep(retention.keeping.every_s)
 
     async def _check_blobs(self, scrubbing: Scrubbing) -> None:
         """Read blobs slowly and compare their digests, pass after pass, on a thread of its own."""
-        loop, pace = asyncio.get_running_loop(), Pace(scrubbing.bytes_per_s, self._stopping).wait
+        loop, pace = asyncio.get_running_loop(), ReadPace(scrubbing.bytes_per_s, self._stopping).wait
         with ThreadPoolExecutor(1, thread_name_prefix="hub-scrub") as thread:
             while not self._polls.ended:
                 found: Scrubbed | None = None
@@ -196,9 +196,9 @@ class HubApp:
                 except ScrubStoppedError:
                     return
                 except Rejection as rejection:
-                    _log.warning("hub scrub failed", extra={"reason": str(rejection)})
+                    _events.warning("hub scrub failed", extra={"reason": str(rejection)})
                 except Exception:  # noqa: BLE001 - a damaged log, or a bug: neither must end the scrub; it is logged
-                    _log.exception("hub scrub failed")
+                    _events.exception("hub scrub failed")
                 if found is None:
                     await asyncio.sleep(SCRUB_RETRY_S)
 
@@ -414,7 +414,7 @@ async def _run(
         app.log_left_out()
         if options.ready_file is not None:
             options.ready_file.unlink(missing_ok=True)
-    _log.info("hub stopped")
+    _events.info("hub stopped")
 
 
 class _Server(uvicorn.Server):

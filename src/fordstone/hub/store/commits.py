@@ -77,7 +77,7 @@ from fordstone.protocol.lease import (
     Superseded,
     decide_lease,
 )
-from fordstone.protocol.quarantine import Skip, Standing, is_waived, readable
+from fordstone.protocol.quarantine import ReadLimits, Skip, is_waived, readable
 from fordstone.state.base import RunRef
 
 _events = logging.getLogger(__name__)
@@ -145,7 +145,8 @@ def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> L
             raise Rejection(
                 "stale_generation",
                 f"pipeline {pipeline} on node {node} was taken over from this state directory before the hub was restored, and the new "
-                f"owner's epochs, up to {facts.head.epoch}, are at the hub. The later epochs of this directory do not follow them.",
+                f"owner's epochs, up to {facts.head.epoch}, are at the hub. The later epochs of this directory do not follow them.\n"
+                "Keep this directory if you need its rows. To use this machine, start it with another node name and an empty state directory.",
                 generation=_generation(by),
             )
         case NotHead(head=newest):
@@ -321,12 +322,12 @@ def _node_epochs(
         return NodeEpochs(awaited=_describe_wait(node, wanted.seen, facts.head))
     segments = log.segments(pipeline, stream, node)
     removed, lost = (0, ()) if segments is None else (segments.removed, log.lost_epochs(segments.node_id))
-    standing = Standing() if segments is None else _standing(log, segments.node_id, planned=wanted.until is not None)
-    waived = is_waived(wanted.seen.epoch, standing.skips)
+    limits = ReadLimits() if segments is None else _read_limits(log, segments.node_id, planned=wanted.until is not None)
+    waived = is_waived(wanted.seen.epoch, limits.skips)
     find = _listed if request.listed else _planned
     after, end = wanted.after, NUMBER_MAX if wanted.until is None else wanted.until
     while True:
-        where = readable(after, standing)
+        where = readable(after, limits)
         until = end if where.until is None else min(end, where.until)
         after = max(after, min(where.after, until))
         gap = next((gap for gap in lost if gap[1] > after), None)
@@ -338,22 +339,22 @@ def _node_epochs(
         if gap is not None:
             until = min(until, gap[0] - 1)
         found = find(log, segments, max(after, removed), until, request, room)
-        if found.first or until >= end or readable(until, standing).after <= until:
+        if found.first or until >= end or readable(until, limits).after <= until:
             break
         after = until  # there is nothing before the epochs that are skipped next
     if not found.first:
         passed = removed if wanted.earliest and after < removed <= until else after
         found = _passed_over(log, segments, wanted.after, passed, facts)
     skipped = sum(
-        skip.last - max(skip.first - 1, wanted.after) for skip in standing.skips if wanted.after < skip.last <= after
+        skip.last - max(skip.first - 1, wanted.after) for skip in limits.skips if wanted.after < skip.last <= after
     )
     return replace(found, skipped=skipped) if skipped else found
 
 
-def _standing(log: LogReader, node_id: int, *, planned: bool) -> Standing:
+def _read_limits(log: LogReader, node_id: int, *, planned: bool) -> ReadLimits:
     """What is not read of a node. What was planned before its quarantine is read: it may have been read before."""
     current = None if planned else log.quarantine(node_id)
-    return Standing(
+    return ReadLimits(
         quarantined=0 if current is None else current.epoch,
         skips=tuple(Skip(first=one.first, last=one.last) for one in log.skips(node_id)),
     )

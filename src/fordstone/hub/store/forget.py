@@ -17,11 +17,11 @@ from fordstone.hub.store.log import Transaction
 from fordstone.hub.store.log_records import NodeRecord
 from fordstone.protocol.forget import (
     Forget,
+    ForgetNodeFacts,
+    ForgetStreamFacts,
     HasUnread,
     NodeContact,
-    NodeFacts,
     StillRunning,
-    StreamFacts,
     closing_chain,
     decide_forget_node,
     decide_forget_stream,
@@ -38,8 +38,8 @@ def forget_node(tx: Transaction, pipeline: str, node: str, request: ForgetReques
     if known is None:
         if tx.log.forgotten_node(pipeline, node) is not None:
             return Forgotten(changed=False)
-        raise Rejection("not_found", f"this hub does not know {where}. `fordstone nodes` lists what it knows.")
-    facts = NodeFacts(head=known.head, contact=_contact(tx, known), unread=tx.log.unread_of_node(known.node_id))
+        raise Rejection("not_found", f"the hub has no {where}. `fordstone nodes` lists them.")
+    facts = ForgetNodeFacts(head=known.head, contact=_contact(tx, known), unread=tx.log.unread_of_node(known.node_id))
     decision = decide_forget_node(facts, discard_unread=request.discard_unread)
     match decision:
         case StillRunning():
@@ -77,13 +77,13 @@ def forget_stream(tx: Transaction, pipeline: str, stream: str, request: ForgetRe
     if stream_id is None:
         if tx.log.is_stream_forgotten(pipeline, stream):
             return Forgotten(changed=False)
-        raise Rejection("not_found", f"this hub does not know {where}. `fordstone streams` lists what it knows.")
+        raise Rejection("not_found", f"the hub has no {where}. `fordstone streams` lists them.")
     writers = [
         node
         for node in tx.log.newest_writers(stream_id)
         if (known := tx.log.node(pipeline, node)) is not None and is_running(_contact(tx, known))
     ]
-    facts = StreamFacts(writers=tuple(writers), unread=tx.log.unread_of_stream(stream_id))
+    facts = ForgetStreamFacts(writers=tuple(writers), unread=tx.log.unread_of_stream(stream_id))
     decision = decide_forget_stream(facts, discard_unread=request.discard_unread)
     match decision:
         case StillRunning(nodes=nodes):
@@ -122,6 +122,6 @@ def _has_unread(where: str, found: HasUnread) -> Rejection:
     return Rejection(
         "unread",
         f"{where} has {unread.epochs} epochs with {unread.rows} rows at the hub that not all of its consumers have read, or that nobody "
-        "reads. Let them read on (`fordstone streams` shows who lags), remove a consumer that is gone for good (fordstone hub forget "
+        "reads. Let them read on (`fordstone streams` shows which consumer lags), remove a consumer that is gone for good (fordstone hub forget "
         "consumer), or discard the rows: --discard-unread.",
     )

@@ -593,7 +593,7 @@ class LogReader:
         return found
 
     def scrub_state(self) -> tuple[str, int]:
-        """Return the last blob that the scrub has looked at, and the running time from which on it may begin anew."""
+        """Return the last blob that the scrub has looked at, and the running time from which on it may begin again."""
         after, due_us = self._db.execute("SELECT scrub_after, scrub_due_us FROM counter").fetchone()
         return str(after), int(due_us)
 

@@ -288,7 +288,7 @@ class LogWriter(LogReader):
         self._db.execute("UPDATE blobs SET damaged = ? WHERE digest = ?", (damaged, digest))
 
     def save_scrub(self, after: str, *, due_us: int) -> None:
-        """Save how far the scrub has come, and the running time from which on it may begin anew."""
+        """Save how far the scrub has come, and the running time from which on it may begin again."""
         self._db.execute("UPDATE counter SET scrub_after = ?, scrub_due_us = ?", (after, due_us))
 
     # Retention. Each call removes at most `limit` rows, and returns how many.

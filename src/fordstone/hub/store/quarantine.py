@@ -137,6 +137,6 @@ def _known(log: LogReader, pipeline: str, node: str) -> NodeRecord:
     if known is None:
         raise Rejection(
             "not_found",
-            f"this hub does not know pipeline {pipeline} on node {node}. `fordstone nodes` lists what it knows.",
+            f"the hub has no pipeline {pipeline} on node {node}. `fordstone nodes` lists them.",
         )
     return known

@@ -49,7 +49,7 @@ class Scrubbed:
     """The last blob that was looked at; None: there is none after it."""
 
 
-class Pace:
+class ReadPace:
     """Bounds the bytes per second that one thread reads. `stop` ends its pauses."""
 
     def __init__(self, bytes_per_s: int, stop: threading.Event) -> None:
