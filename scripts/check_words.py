@@ -32,6 +32,7 @@ BANNED = {
     "a row a": "say `a row per`",
     "one a key": "say `one per key`",
     "once an epoch": "say `once per epoch`",
+    "anew": "say `again`, or `from the beginning`",
     "given out": "say `emitted` or `granted`",
     "gives out": "say `emits` or `grants`",
 }

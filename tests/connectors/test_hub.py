@@ -206,7 +206,7 @@ def test_a_hub_that_is_set_back_while_a_center_runs_is_noticed():
     source.close()
 
 
-def test_a_log_with_another_id_is_listed_anew_and_every_position_compared_with_it():
+def test_a_log_with_another_id_is_listed_again_and_every_position_compared_with_it():
     hub = FakeHub(log_id="log-1")
     hub.add("a", *numbers(0, 1))
     hub.add("b", *numbers(5))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click import Context
 from click.testing import CliRunner, Result
 
 from fordstone.cli.hub import LIMIT_OPTIONS, LOG_LIMIT_OPTIONS, hub
@@ -192,5 +193,5 @@ def test_the_defaults_of_the_options_are_those_of_a_hub_in_python() -> None:
         }
     plain = HubOptions()
     assert (defaults["listen"], defaults["data"]) == (plain.listen, str(plain.data))
-    (scrub_help,) = [option.help for option in hub.params if option.name == "scrub_bytes_per_s"]  # type: ignore[attr-defined]
-    assert f"[default: {RATE_BYTES};" in scrub_help
+    with Context(hub) as context:
+        assert f"{RATE_BYTES}; blobs at --blobs" in hub.get_help(context)

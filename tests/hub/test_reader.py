@@ -122,7 +122,7 @@ def test_a_buffer_gives_what_follows_a_position():
     assert [buffer.has("a", 4, until) for until in (6, 7)] == [False, True]
     assert [one.epoch for one in buffer.epochs_after("a", 3, 9, until=6)] == [4]
     assert buffer.epochs_after("a", 4, 9, until=6) == []
-    assert buffer.epochs_after("a", 1, 9) == [], "a reader that began anew has to ask anew"
+    assert buffer.epochs_after("a", 1, 9) == [], "a reader that went back has to ask again"
 
 
 def test_a_buffer_forgets_what_was_read():

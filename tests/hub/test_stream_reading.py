@@ -30,7 +30,7 @@ from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.protocol.chain import chained
 
-NOWHERE = NodePosition()
+START = NodePosition()
 
 
 class Log:
@@ -72,7 +72,7 @@ class Log:
         request = EpochsRequest(nodes=nodes, **more)
         return self.log.read(lambda log: commits.stream_epochs(log, "p", "s", request))
 
-    def one(self, after: int, seen: NodePosition = NOWHERE, *, listed: bool = True, **more: Any) -> NodeEpochs:
+    def one(self, after: int, seen: NodePosition = START, *, listed: bool = True, **more: Any) -> NodeEpochs:
         return self.ask({"n": EpochRange(after=after, seen=seen, **more)}, listed=listed).nodes["n"]
 
 
@@ -181,7 +181,7 @@ def test_removed_epochs_stop_a_reader_that_has_not_read_them_unless_it_wants_the
     at = {epoch: log.position("n", epoch) for epoch in (1, 3)}
     log.passed("n", 3)
     assert epochs(log.one(3, at[3])) == [4, 5]
-    for after, seen in ((1, at[1]), (0, NOWHERE)):
+    for after, seen in ((1, at[1]), (0, START)):
         found = log.one(after, seen)
         assert found.stopped is not None
         assert (found.stopped.code, f"epochs {after + 1} to 3" in found.stopped.reason) == ("gone", True)
@@ -241,7 +241,7 @@ def test_after_a_restore_readers_wait_for_the_node_and_go_on_where_they_were(log
     assert code(log.one(2, NodePosition(2, chains[2]), earliest=True)) == "lost", "a skip is the operator's to say"
 
 
-def test_a_reader_of_the_log_as_it_was_before_a_restore_lists_it_anew(log: Log) -> None:
+def test_a_reader_of_the_log_as_it_was_before_a_restore_lists_it_again(log: Log) -> None:
     log.commit("n", entry(1))
     log.commit("n", entry(2))
     former = restored(log)

@@ -18,7 +18,7 @@ from tests.simulation.simulator import SimClock
 
 from fordstone.epochs.run_file import decode_run, encode_run
 from fordstone.errors import HubAwayError, HubRefusedError
-from fordstone.hub.client.reader import NOWHERE
+from fordstone.hub.client.reader import START
 from fordstone.hub.messages import (
     ConsumerPosition,
     ControlPublish,
@@ -92,7 +92,7 @@ class Tap:
         elif self._news:
             newest = {node: epochs[-1][0] for node, epochs in self.read.items()}
             seen = {node: NodePosition(entry.epoch, entry.chain) for node, entry in newest.items()}
-            wanted = {node: EpochRange(after=self.position(node), seen=seen.get(node, NOWHERE)) for node in self._news}
+            wanted = {node: EpochRange(after=self.position(node), seen=seen.get(node, START)) for node in self._news}
             for node, found in self._wire.stream_epochs(PIPELINE, CUT, EpochsRequest(nodes=wanted)).nodes.items():
                 if found.stopped is not None:
                     raise SimulationError(f"the hub stopped a reader of {node}: {found.stopped.reason}")

@@ -205,7 +205,7 @@ def test_what_is_set_aside_can_be_looked_at(micro: tuple[MicroSpark, Center]) ->
     ]
 
 
-def test_a_batch_that_no_record_tells_of_is_not_planned_anew(micro: tuple[MicroSpark, Center]) -> None:
+def test_a_batch_that_no_record_tells_of_is_not_planned_again(micro: tuple[MicroSpark, Center]) -> None:
     """Spark has gone back further than records are kept."""
     spark, center = micro
     lose("offsets/*[123]*", "commits/*[123]*", "fordstone/cuts/*2.json")(center.location)

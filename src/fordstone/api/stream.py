@@ -621,7 +621,7 @@ class Grouped:
         a key's row is emitted at the end of each epoch in which it changed, and replaces the previous one.
 
         With `ttl="7d"`, and without a window, a key that has had no row for that long, in event time, is forgotten, so that state
-        does not grow with every key that was ever seen. If the key comes back, its aggregates begin anew. Rows then count when the
+        does not grow with every key that was ever seen. If the key comes back, its aggregates begin again. Rows then count when the
         watermark has passed them.
         """
         if unnamed:

@@ -658,7 +658,7 @@ class DeltaSink(PartedSink):
         there = pl.concat([frame.select(columns) for frame in frames]) if frames else self._stream.schema.empty()
         key = self._stream.upsert_key
         if key is not None:
-            # A merge writes its files anew, with the rows of other keys in them.
+            # A merge writes its files again, with the rows of other keys in them.
             touched = rows.select(key) if key else pl.DataFrame()
             there = there.join(touched, on=list(key), how="semi", nulls_equal=True) if key else there
             rows = rows.filter(pl.col(OP) != DELETE)

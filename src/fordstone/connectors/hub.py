@@ -53,7 +53,7 @@ from fordstone.hub.client.client import HubClient, client_of
 from fordstone.hub.client.reader import (
     EPOCHS_HELD_MAX,
     EPOCHS_PER_READ_MAX,
-    NOWHERE,
+    START,
     EpochBuffer,
     Follower,
     Pauses,
@@ -222,7 +222,7 @@ class HubSource(Source):
     def identity(self, partition: PartitionId, position: Position) -> str:
         """The hub is asked only if the chain at the position is not known: it was planned before this process began."""
         epoch = int(position)
-        known = (self._plans.end(partition), self._ends.get(partition, NOWHERE), self._marks.get(partition, NOWHERE))
+        known = (self._plans.end(partition), self._ends.get(partition, START), self._marks.get(partition, START))
         found = next((one for one in known if one.epoch == epoch), None)
         if found is None and epoch:
             wanted = {str(partition): self._range(partition, epoch - 1, until=epoch)}
@@ -230,7 +230,7 @@ class HubSource(Source):
             if one.stopped is not None:
                 raise self._stop(partition, epoch - 1, one.stopped)
             found = one.end
-        return identity_of(found or NOWHERE)
+        return identity_of(found or START)
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         with self._mutex:
@@ -287,7 +287,7 @@ class HubSource(Source):
 
     def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
         epochs = sum(end.epoch for end in self._ends.values())
-        read = sum(min(cut.position, self._ends.get(node, NOWHERE).epoch) for node, cut in cuts.items())
+        read = sum(min(cut.position, self._ends.get(node, START).epoch) for node, cut in cuts.items())
         return read / epochs if epochs else None
 
     def close(self) -> None:
@@ -308,7 +308,7 @@ class HubSource(Source):
 
     def ends_at(self, node: str, position: int) -> bool:
         """Whether bounded input is known to end there."""
-        return self.bounded and self._facts is not None and position >= self._ends.get(node, NOWHERE).epoch
+        return self.bounded and self._facts is not None and position >= self._ends.get(node, START).epoch
 
     def read_now(self, node: str, position: int, rows_max: int) -> EpochRows:
         """The next epochs with their rows, as far as they can be had now."""
@@ -377,7 +377,7 @@ class HubSource(Source):
         """List epochs of a node, and in the same request those of others that are read next. Return where those of the node end."""
         with self._filling:
             if self._buffer.has(node, position, until):
-                return NOWHERE  # another thread asked
+                return START  # another thread asked
             ranges = {node: self._range(node, position, until=until)}
             if self._buffer.count < EPOCHS_HELD_MAX:
                 for other, at, end in self._read_next():
@@ -446,7 +446,7 @@ class HubSource(Source):
 
     def _range(self, node: str, position: int, *, until: int | None) -> EpochRange:
         earliest = self._from_earliest and position == 0
-        return EpochRange(after=position, until=until, seen=self._marks.get(node, NOWHERE), earliest=earliest)
+        return EpochRange(after=position, until=until, seen=self._marks.get(node, START), earliest=earliest)
 
     def _may_ask(self, node: str, position: int) -> bool:
         """Whether the hub can be asked for epochs of a node, and may have some.
@@ -466,18 +466,18 @@ class HubSource(Source):
         return self._has_more(newest, position) or not self._fits(newest)
 
     def _has_more(self, newest: StreamNode, position: int) -> bool:
-        return (self._ends.get(newest.node, NOWHERE).epoch if self.bounded else newest.epoch) > position
+        return (self._ends.get(newest.node, START).epoch if self.bounded else newest.epoch) > position
 
     def _fits(self, newest: StreamNode) -> bool:
         """Whether what was seen of a node may be part of the log that ends with its newest epoch."""
-        mark = self._marks.get(newest.node, NOWHERE)
+        mark = self._marks.get(newest.node, START)
         return mark.epoch < newest.epoch or mark == position_of(newest)
 
     def _planned_end(self, node: str, position: int, rows_max: int) -> int:
         if not self._may_ask(node, position):
             return position
         newest = self._newest(node)
-        target = self._ends.get(node, NOWHERE) if self.bounded else position_of(newest)
+        target = self._ends.get(node, START) if self.bounded else position_of(newest)
         if rows_max >= ALL_ROWS and self._has_more(newest, position) and self._fits(newest):
             self._plans.keep(node, PlannedRead(after=position, rows_max=rows_max, first=target.epoch, end=target))
             return target.epoch
@@ -531,15 +531,15 @@ class HubSource(Source):
 
     def mark(self, node: str) -> NodePosition:
         """The newest position of a node that was seen."""
-        return self._marks.get(node, NOWHERE)
+        return self._marks.get(node, START)
 
     def _note(self, node: str, at: NodePosition) -> None:
         # Without a chain: the end of epochs that were discarded at the hub. There is nothing to compare.
-        if at.epoch > self._marks.get(node, NOWHERE).epoch and at.chain:
+        if at.epoch > self._marks.get(node, START).epoch and at.chain:
             self._marks[node] = at
 
     def _end_of(self, node: str) -> int | None:
-        return self._ends.get(node, NOWHERE).epoch if self.bounded else None
+        return self._ends.get(node, START).epoch if self.bounded else None
 
     def _newest(self, node: str) -> StreamNode:
         newest = self._following().newest(node)
@@ -610,7 +610,7 @@ class Plans:
     def end(self, node: str) -> NodePosition:
         """The end of a node's planned read; epoch 0 if there is none."""
         planned = self._planned.get(node)
-        return NOWHERE if planned is None else planned.end
+        return START if planned is None else planned.end
 
     def find(self, node: str, after: int, rows_max: int, newest: int) -> int | None:
         """Where a read ends that is planned already; None: it has to be planned.
@@ -699,7 +699,7 @@ def identity_of(at: NodePosition) -> str:
 def mark_of(identity: str) -> NodePosition:
     """The position in `PartitionCut.identity`; epoch 0 if there is none."""
     epoch, _, chain = identity.partition(":")
-    return NodePosition(int(epoch), chain) if epoch.isdigit() else NOWHERE
+    return NodePosition(int(epoch), chain) if epoch.isdigit() else START
 
 
 def position_of(newest: StreamNode) -> NodePosition:

@@ -204,7 +204,7 @@ class LeaseRequest(Message, frozen=True):
     local: Number
     """The incarnation: one more with every start, fsynced."""
     start: Word
-    """Random, made anew with every start: a copy of a directory has the same incarnations, but other starts."""
+    """Random, made with every start: a copy of a directory has the same incarnations, but other starts."""
     head: Number = 0
     """The newest epoch that the node has in common with the hub. A later start of the same holder must name the hub's newest one."""
     chain: Chain = CHAIN_START

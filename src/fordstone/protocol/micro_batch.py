@@ -3,7 +3,7 @@
 Spark syncs none of the files that it writes, so after a power cut its logs may end earlier than our records of sealed epochs, and
 the newest of its files may be empty. `spark.hosted` gathers the facts, and carries the decisions out.
 
-Invariants: an epoch that has a record is only ever planned as it was recorded; no batch is planned anew that may have been released.
+Invariants: an epoch that has a record is only ever planned as it was recorded; no batch is planned again that may have been released.
 """
 
 from __future__ import annotations

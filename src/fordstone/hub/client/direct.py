@@ -20,7 +20,7 @@ from fordstone.epochs.run_file import digest_of
 from fordstone.state.base import RunRef
 from fordstone.storage.remote import read_url
 
-log = logging.getLogger(__name__)
+_events = logging.getLogger(__name__)
 
 SCHEMES: Final = frozenset({"file", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs"})
 """Kinds of stores that blobs are kept in. Each is opened for reading only, without options from the URL."""
@@ -100,7 +100,7 @@ class DirectBlobs:
     def _give_up(self, url: str, problem: str) -> None:
         if url not in self._unusable:
             self._unusable.add(url)
-            log.info("blobs read through the hub", extra={"location": url[:200], "problem": problem[:500]})
+            _events.info("blobs read through the hub", extra={"location": url[:200], "problem": problem[:500]})
 
 
 class _Read:

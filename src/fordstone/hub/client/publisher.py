@@ -24,7 +24,7 @@ from fordstone.operators.base import DELETE, OP, UPSERT
 if TYPE_CHECKING:  # a node that keeps a copy of a table uses `apply_changes`, and may have no hub to talk to
     from fordstone.hub.client.client import HubClient
 
-log = logging.getLogger(__name__)
+_events = logging.getLogger(__name__)
 
 SNAPSHOT_EVERY: Final = 100
 """Maximum number of versions, about, that a node without a copy has to read."""
@@ -106,7 +106,7 @@ class ControlPublisher:
     def _last_per_key(self, rows: pl.DataFrame) -> pl.DataFrame:
         keyed = rows.drop_nulls(self._keys)
         if keyed.height < rows.height:
-            log.warning(
+            _events.warning(
                 "rows without a key not published",
                 extra={"control": self._control, "rows": rows.height - keyed.height, "key": ", ".join(self._keys)},
             )
@@ -132,7 +132,7 @@ class ControlPublisher:
             table = self._table(changes.schema, self._last.version)
             return None if table is None else apply_changes(table, [changes], self._keys)
         except DamagedError as error:
-            log.warning("no snapshot of a control table", extra={"control": self._control, "problem": str(error)})
+            _events.warning("no snapshot of a control table", extra={"control": self._control, "problem": str(error)})
             return None
 
     def _look(self) -> tuple[ControlVersion | None, ControlPage]:

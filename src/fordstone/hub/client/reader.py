@@ -61,7 +61,7 @@ from fordstone.operators.base import ROW_WATERMARK
 from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
 
-log = logging.getLogger(__name__)
+_events = logging.getLogger(__name__)
 
 MAX_AHEAD_US: Final = 3_600_000_000
 """Maximum by which the time of a node may be ahead of the hub's clock."""
@@ -82,7 +82,7 @@ EXAMPLE_NODES_MAX: Final = 50
 """Maximum number of nodes in whose newest epochs rows are looked for before the whole stream is listed."""
 EXAMPLE_EPOCHS_MAX: Final = 50
 """Maximum number of their newest epochs."""
-NOWHERE: Final = NodePosition()
+START: Final = NodePosition()
 """The position before the first epoch."""
 _NOT_ALLOWED: Final = frozenset({401, 403})
 _EPOCH: Final = attrgetter("epoch")
@@ -421,7 +421,7 @@ class StreamReader:
         request = QuarantineRequest(epoch=error.epoch, reason=reason, by=consumer)
         change = self.client.quarantine(self.pipeline, error.node, request)
         fields = {"pipeline": self.pipeline, "stream": self.stream, "node": error.node, "epoch": error.epoch}
-        log.warning("epoch rejected", extra={**fields, "problem": error.reason})
+        _events.warning("epoch rejected", extra={**fields, "problem": error.reason})
         return change
 
     def frames(
@@ -581,7 +581,7 @@ class Follower:
         """Report, with the next poll, that epochs up to these positions are not needed any more."""
         with self._mutex:
             known = self._acknowledged
-            news = {node: at for node, at in positions.items() if at.epoch > known.get(node, NOWHERE).epoch}
+            news = {node: at for node, at in positions.items() if at.epoch > known.get(node, START).epoch}
             if news:
                 self._pending = {**(self._pending or {}), **news}
 
@@ -593,7 +593,7 @@ class Follower:
             more = self._reader.update(self._facts, wait_s=wait_s)
         except (HubAwayError, HubRefusedError) as error:
             if not self.away:
-                log.warning("hub away", extra={**self._fields, "problem": str(error)})
+                _events.warning("hub away", extra={**self._fields, "problem": str(error)})
             self._refused = error if isinstance(error, HubRefusedError) else None
             self.away, self.problem = True, str(error)
             self._listed.set()
@@ -601,7 +601,7 @@ class Follower:
             retry_after_s = error.retry_after_s if isinstance(error, HubAwayError) else None
             return BACK_OFF.wait_s(self._failures, chance=self._reader.chance(), retry_after_s=retry_after_s)
         if self.away:
-            log.info("hub back", extra=self._fields)
+            _events.info("hub back", extra=self._fields)
         self.away, self.problem, self._refused, self._failures = False, None, None, 0
         if more:
             return 0.0
@@ -612,8 +612,8 @@ class Follower:
         try:
             while not self._stopped.is_set():
                 self._stopped.wait(self.step())
-        except Exception as error:
-            log.exception("following the hub failed", extra=self._fields)
+        except Exception as error:  # noqa: BLE001 - it is logged, and raised by `refusal`
+            _events.exception("following the hub failed", extra=self._fields)
             self._failure = error
             self._listed.set()
 
@@ -631,9 +631,9 @@ class Follower:
             raise
         except HubRefusedError as error:
             # Rows stay at the hub for longer than they need to. That is no reason to stop.
-            log.warning("hub refused a position", extra={"consumer": self._consumer, "problem": str(error)})
+            _events.warning("position rejected", extra={"consumer": self._consumer, "problem": str(error)})
             return
         self._acknowledged |= news
         for node, reason in refused.items():
             # Reading the node on finds the same, and reports it.
-            log.warning("hub refused a position", extra={"consumer": self._consumer, "node": node, "problem": reason})
+            _events.warning("position rejected", extra={"consumer": self._consumer, "node": node, "problem": reason})

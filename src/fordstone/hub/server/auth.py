@@ -29,7 +29,7 @@ from fordstone.storage.atomic import write_file
 if TYPE_CHECKING:
     from fordstone.hub.server.routes import Matched
 
-log = logging.getLogger(__name__)
+_events = logging.getLogger(__name__)
 
 Role = Literal["node", "center", "admin"]
 PREFIX: Final = "fst_"
@@ -217,7 +217,7 @@ class Tokens:
         try:
             self._file.write_used(dict(self._used_us))
         except FordstoneError as error:
-            log.warning("last use of tokens not stored", extra={"error": str(error)})
+            _events.warning("last use of tokens not stored", extra={"error": str(error)})
 
     def _refresh(self) -> None:
         now_s = self._clock_s()
@@ -230,9 +230,9 @@ class Tokens:
         try:
             self._take(self._file.read())
         except FordstoneError as error:
-            log.error("tokens not read again", extra={"error": str(error)})  # noqa: TRY400 - the text says it all
+            _events.error("tokens not read again", extra={"error": str(error)})
         else:
-            log.info("tokens read again", extra={"tokens": len(self._by_hash)})
+            _events.info("tokens read again", extra={"tokens": len(self._by_hash)})
         self._mark = mark
 
     def _take(self, tokens: tuple[Token, ...]) -> None:

@@ -61,7 +61,7 @@ _PER_BODY_BYTE: Final = 17
 _IPV6_NETWORK_BITS: Final = 64
 PEERS_MAX: Final = 1_000
 """Number of peers whose name is remembered: it is asked for with each request."""
-_log = logging.getLogger(__name__)
+_events = logging.getLogger(__name__)
 
 
 @lru_cache(PEERS_MAX)
@@ -390,7 +390,7 @@ class Acceptor:
             try:
                 sock, address = await loop.sock_accept(self._sock)
             except OSError as error:
-                _log.warning("connection not accepted", extra={"error": error.strerror})
+                _events.warning("connection not accepted", extra={"error": error.strerror})
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             connection = self._make()

@@ -93,7 +93,7 @@ BLOB_TYPE: Final = "application/octet-stream"
 DAMAGED_LISTED: Final = 50
 """Damaged blobs on one page: for each page all segments are read."""
 REFERENCES_LISTED: Final = 10
-_log = logging.getLogger(__name__)
+_events = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -426,7 +426,7 @@ class Handlers:
                 stored = await self._on_thread(lambda: self._store(upload, digest, parts))
             if stored is Stored.REPAIRED:
                 self.metrics.repaired_blobs.inc()
-                _log.warning("hub blob repaired", extra={"digest": digest, "bytes": size_bytes})
+                _events.warning("hub blob repaired", extra={"digest": digest, "bytes": size_bytes})
             return stored, size_bytes
         finally:
             if writing is not None:

@@ -22,7 +22,7 @@ CHECK_EVERY_S: Final = 5.0
 """How old the answer may be."""
 CHECK_SECONDS_MAX: Final = 5.0
 """Timeout of a check."""
-_log = logging.getLogger(__name__)
+_events = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +71,9 @@ class HubHealth:
         finally:
             self._checked_s, self._checking = self._clock_s(), None
         if self._problem is not None and before is None:
-            _log.error("hub is not well", extra={"reason": self._problem.reason, "details": self._problem.details})
+            _events.error("hub is not well", extra={"reason": self._problem.reason, "details": self._problem.details})
         elif self._problem is None and before is not None:
-            _log.info("hub is well again")
+            _events.info("hub is well again")
 
     async def _find(self) -> Problem | None:
         try:

@@ -32,7 +32,7 @@ READ_SHARE: Final = 20
 """Reading takes at most one part in this many of the time: a log of which it takes long is read less often."""
 _SECOND_US: Final = 1_000_000
 _PREFIX: Final = "fordstone_hub_"
-_log = logging.getLogger(__name__)
+_events = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,7 @@ class LogMetrics:
         try:
             self._snapshot = await asyncio.to_thread(self._log.read, self._take)
         except Exception:  # noqa: BLE001 - a scrape without the log's gauges says so in `log_up`
-            _log.exception("hub log not read for metrics")
+            _events.exception("hub log not read for metrics")
             self._snapshot = None
         finally:
             now_s, self._reading = self._clock_s(), None

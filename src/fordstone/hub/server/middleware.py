@@ -30,7 +30,7 @@ from fordstone.hub.server.limits import SHARED_TIMES, BodyMemory, Limits, LogLin
 from fordstone.hub.server.metrics import HubMetrics
 from fordstone.hub.server.routes import METHODS, Matched, Routes
 
-log = logging.getLogger(__name__)
+_events = logging.getLogger(__name__)
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -157,10 +157,10 @@ class HubMiddleware:
             await self._reject(exchange, rejection, response)
         except ClientDisconnect:
             self._metrics.disconnects.inc()
-        except Exception:
+        except Exception:  # noqa: BLE001 - a bug fails one request; it is logged
             where = "its log says why"
             if self._lines.take(exchange.caller, self._clock_s(), known=exchange.known):
-                log.exception("request failed", extra={"request": exchange.id, "route": exchange.label})
+                _events.exception("request failed", extra={"request": exchange.id, "route": exchange.label})
                 where += f" under request {exchange.id}"
             await self._reject(
                 exchange, Rejection("failed", f"the hub failed; {where}. Trying again is safe."), response
@@ -173,7 +173,7 @@ class HubMiddleware:
         left_out = self._lines.left_out()
         if left_out:
             most = dict(left_out.most_common(CALLERS_LISTED_MAX))
-            log.info("rejections not logged", extra={"rejections": left_out.total(), "callers": most})
+            _events.info("rejections not logged", extra={"rejections": left_out.total(), "callers": most})
 
     async def _handle(
         self, exchange: Exchange, scope: Scope, receive: Receive, response: _Response, connection: Any
@@ -349,11 +349,11 @@ class HubMiddleware:
         }
         fields |= {**params, "caller": exchange.caller, "ms": round(seconds * 1000, 1)}
         if exchange.rejection is None:
-            log.debug("request", extra=fields)
+            _events.debug("request", extra=fields)
         elif self._lines.take(exchange.caller, now_s, known=exchange.known):
             fields |= {"error": exchange.rejection.refusal.error, "reason": str(exchange.rejection)}
             level = logging.ERROR if exchange.status >= SERVER_ERROR else logging.INFO
-            log.log(level, "request rejected", extra=fields)
+            _events.log(level, "request rejected", extra=fields)
 
 
 class _Body:

@@ -295,7 +295,7 @@ class AggregateFamily(Family[p.Aggregate]):
             )
         if step.ttl_us is not None:
             return Stays(
-                reason=f"{step.name} forgets silent keys: which rows begin anew is known only over the rows of all nodes"
+                reason=f"{step.name} forgets silent keys: which rows begin again is known only over the rows of all nodes"
             )
         if isinstance(step.window, p.Count):
             return Stays(reason=f"the windows of {step.name} count rows in order of time, over all nodes")

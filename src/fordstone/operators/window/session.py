@@ -216,7 +216,7 @@ class SessionAggregate(Operator):
 class ExpiringAggregate(SessionAggregate):
     """One row per key over its rows since it was last silent for the gap, emitted again when it has changed (rule 15).
 
-    Rows count when the watermark has passed them, so that it does not depend on batches which of them begin anew.
+    Rows count when the watermark has passed them, so that it does not depend on batches which of them begin a new session.
     """
 
     def __init__(self, fragments: Fragments, *, ttl_us: int, at_barriers: bool, state: StateBackend) -> None:

@@ -43,7 +43,7 @@ from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import client_of
 from fordstone.hub.client.reader import (
     BACK_OFF,
-    NOWHERE,
+    START,
     EpochBuffer,
     Pauses,
     StreamFacts,
@@ -129,7 +129,7 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
 
     def at(self, node: str) -> NodePosition:
         """How far a node was read."""
-        return self.nodes.get(node, NOWHERE)
+        return self.nodes.get(node, START)
 
     @property
     def epochs(self) -> dict[str, int]:
@@ -507,7 +507,7 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False  # the next call reports more
         for node, reason in refused.items():
             # Planning the next batch finds the same, and fails.
-            log.warning("hub refused a position", extra={"node": node, "problem": reason})
+            log.warning("position rejected", extra={"node": node, "problem": reason})
         return True
 
     def _limit(self, limit: ReadLimit) -> Limit:
