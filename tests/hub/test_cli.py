@@ -194,4 +194,4 @@ def test_the_defaults_of_the_options_are_those_of_a_hub_in_python() -> None:
     plain = HubOptions()
     assert (defaults["listen"], defaults["data"]) == (plain.listen, str(plain.data))
     with Context(hub) as context:
-        assert f"{RATE_BYTES}; blobs at --blobs" in hub.get_help(context)
+        assert f"{RATE_BYTES}; blobs at --blobs" in " ".join(hub.get_help(context).split())

@@ -82,7 +82,7 @@ from fordstone.protocol.retry import Backoff
 log = logging.getLogger(__name__)
 
 FIRST_WAIT_SECONDS: Final = 10.0
-"""Timeout for the hub's first answer, so that all nodes join together."""
+"""Timeout for the hub's first response, so that all nodes join together."""
 QUIET: Final = Backoff(first_us=1_000_000, max_us=4_000_000)
 """Pauses after epochs or rows could not be read."""
 _ORDINAL_BITS: Final = 31
@@ -205,7 +205,7 @@ class HubSource(Source):
         self._filling = threading.Lock()
 
     def partitions(self) -> Sequence[PartitionId]:
-        """Nodes, by name. The first call waits for the hub's answer, unless the hub is away."""
+        """Nodes, by name. The first call waits for the hub's response, unless the hub is away."""
         facts = self._following()
         if self._follower is not None and (refusal := self._follower.refusal()) is not None:
             raise self.reader.refused(refusal)
@@ -367,7 +367,7 @@ class HubSource(Source):
         except RejectedEpochError as error:
             entries = [entry for entry in entries if entry.epoch < error.epoch]
             if not entries:
-                self._buffer.put(node, position, ())  # what is skipped since is not in the next answer
+                self._buffer.put(node, position, ())  # what is skipped since is not in the next response
                 raise
         self._note(node, NodePosition(entries[-1].epoch, entries[-1].chain))
         self._buffer.forget({node: entries[-1].epoch})
@@ -386,13 +386,13 @@ class HubSource(Source):
                     if other not in ranges and not self._buffer.has(other, at, end):
                         ranges[other] = self._range(other, at, until=end)
             epochs_max = max(1, min(EPOCHS_PER_READ_MAX, EPOCHS_HELD_MAX // len(ranges)))
-            answer = self.reader.epochs(ranges, rows_max=rows_max, epochs_max=epochs_max)
-            self._blobs = answer.blobs
-            for name, one in answer.nodes.items():
+            page = self.reader.epochs(ranges, rows_max=rows_max, epochs_max=epochs_max)
+            self._blobs = page.blobs
+            for name, one in page.nodes.items():
                 if name in ranges:
                     # If another node is stopped, reading it reports that.
                     self._buffer.put(name, ranges[name].after, one.epochs)
-            asked = answer.nodes.get(node, NodeEpochs())
+            asked = page.nodes.get(node, NodeEpochs())
             if asked.stopped is not None:
                 raise self._stop(node, position, asked.stopped)
             self._note_wait(node, asked)

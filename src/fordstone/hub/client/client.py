@@ -3,7 +3,7 @@
 Used by nodes, centers and the command line, from any thread. It tries each call once; `retry` tries a call again for a bounded
 time. What it reads is checked: bodies have bounds in bytes and time, blobs have their digest.
 
-`HubAwayError`: no answer, or none that makes sense; trying again may help. `HubRefusedError`: the hub said no.
+`HubAwayError`: no response, or none that makes sense; trying again may help. `HubRefusedError`: the hub said no.
 `DamagedError`: a blob came whole, with other bytes than its name says.
 """
 
@@ -72,7 +72,7 @@ T = TypeVar("T")
 TIMEOUT_SECONDS: Final = 30.0
 CONNECT_SECONDS_MAX: Final = 10.0
 WAIT_MARGIN_SECONDS: Final = 10.0
-"""Grace after the end of a long poll, for its answer to come."""
+"""Grace after the end of a long poll, for its response to come."""
 SPEED_MIN_BYTES: Final = 4096
 """Bytes per second at which a body may take longer than its timeout."""
 CONNECTIONS_MAX: Final = 8
@@ -83,7 +83,7 @@ WHOLE_BYTES_MAX: Final = 1 << 20
 """Bodies up to this size are handed to the socket at once; larger ones piecewise, each piece with its own timeout."""
 BUFFERED_BYTES_MAX: Final = 2 << 20
 BUFFERED_SPEED_MIN: Final = 8192
-"""How much of a sent body may still be in the socket, and the least speed at which it leaves, before the answer can come."""
+"""How much of a sent body may still be in the socket, and the least speed at which it leaves, before the response can come."""
 UNACKNOWLEDGED_SECONDS_MAX: Final = 60.0
 """Timeout of a connection on which nothing is acknowledged, however much is still to be sent."""
 RETRY_AFTER_SECONDS_MAX: Final = 3600.0
@@ -419,7 +419,7 @@ def retry(
 def _socket_options() -> list[tuple[int, int, int | bytes]]:
     options = list(urllib3.connection.HTTPConnection.default_socket_options)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Only Linux has it. Elsewhere a dead line is noticed when the answer's time is over.
+        # Only Linux has it. Elsewhere a dead line is noticed when the response's time is over.
         options.append((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED_SECONDS_MAX * 1000)))
     return options
 

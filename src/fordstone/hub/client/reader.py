@@ -357,16 +357,16 @@ class StreamReader:
         """
         left = dict(ranges)
         while left:
-            answer = self.retry(lambda: self.epochs(left))
-            for node in [node for node in left if node in answer.nodes]:
-                one, wanted = answer.nodes[node], left.pop(node)
+            page = self.retry(lambda: self.epochs(left))
+            for node in [node for node in left if node in page.nodes]:
+                one, wanted = page.nodes[node], left.pop(node)
                 if one.stopped is not None:
                     raise (on_stopped or self.stopped)(node, wanted.after, one.stopped)
                 if one.awaited:
                     raise self.awaited(node, wanted.after, one.awaited)
                 if not one.epochs and not one.skipped and on_missing is not None:
                     on_missing(node, wanted)
-                yield from ((entry, answer.blobs) for entry in one.epochs)
+                yield from ((entry, page.blobs) for entry in one.epochs)
                 if one.epochs and (wanted.until is None or one.end.epoch < wanted.until):
                     # The hub compares the furthest position that is known with its log, so that all pages are of one log.
                     seen = max(wanted.seen, one.end, key=_EPOCH)
@@ -511,10 +511,10 @@ class StreamReader:
     def _ask(self, ranges: Mapping[str, EpochRange], *, rows_max: int, epochs_max: int, listed: bool) -> StreamEpochs:
         some = dict(list(ranges.items())[:NODES_PER_REQUEST_MAX])
         request = EpochsRequest(nodes=some, rows_max=rows_max, epochs_max=epochs_max, listed=listed)
-        answer = self.client.stream_epochs(self.pipeline, self.stream, request)
-        if ranges and not answer.nodes.keys() & some.keys():
-            raise HubAwayError(f"{self.title}: the hub answered for none of the nodes that were asked for.")
-        return answer
+        page = self.client.stream_epochs(self.pipeline, self.stream, request)
+        if ranges and not page.nodes.keys() & some.keys():
+            raise HubAwayError(f"{self.title}: the hub responded for none of the nodes that were asked for.")
+        return page
 
     def _frame(self, entry: StreamEpoch, ref: RunRef, schema: Schema, direct_url: str | None) -> pl.DataFrame:
         where = f"{self.title}, epoch {entry.epoch} of node {entry.node}"

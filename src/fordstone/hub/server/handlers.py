@@ -214,11 +214,11 @@ class Handlers:
     async def stream_epochs(self, request: Request, pipeline: str, stream: str) -> Response:
         asked = decoded(await request.body(), EpochsRequest)
 
-        def answer() -> Response:
+        def respond() -> Response:
             found = self.log.read(lambda log: commits.stream_epochs(log, pipeline, stream, asked))
             return json_response(msgspec.structs.replace(found, blobs=self.direct_url))
 
-        return await self._on_reader(answer)
+        return await self._on_reader(respond)
 
     async def control_page(self, request: Request, pipeline: str, control: str) -> Response:
         after = integer_in_query(request, "after", 0)
@@ -328,9 +328,9 @@ class Handlers:
             try:
                 while True:
                     event.clear()
-                    answer = await self._read(query)
-                    if found(answer) or loop.time() >= until or self.polls.ended:
-                        return answer
+                    result = await self._read(query)
+                    if found(result) or loop.time() >= until or self.polls.ended:
+                        return result
                     leaving = leaving or asyncio.create_task(_disconnected(request))
                     change = asyncio.create_task(event.wait())
                     await asyncio.wait(
@@ -338,7 +338,7 @@ class Handlers:
                     )
                     change.cancel()
                     if leaving.done():
-                        return answer
+                        return result
             finally:
                 if leaving is not None:
                     leaving.cancel()
@@ -477,7 +477,7 @@ class Handlers:
         body, token = await request.body(), request.scope.get(TOKEN)
         node = node_of(request)
 
-        def answer() -> Response:
+        def respond() -> Response:
             asked = decoded(body, Digests)
             known = set(self.log.blob_sizes(asked.digests))
             if token is not None and node is not None:
@@ -485,7 +485,7 @@ class Handlers:
                 known = {digest for digest in known if digest in state or self.uploads.has(node, digest)}
             return json_response(Digests(digests=tuple(digest for digest in asked.digests if digest not in known)))
 
-        return await self._on_thread(answer)
+        return await self._on_thread(respond)
 
     async def _check_reader(self, request: Request, digest: str) -> None:
         """Reject a node that may not read this blob as if there were none."""

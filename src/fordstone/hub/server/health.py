@@ -19,7 +19,7 @@ from fordstone.hub.server.limits import DiskQuota
 from fordstone.hub.store.log import HubLog
 
 CHECK_EVERY_S: Final = 5.0
-"""How old the answer may be."""
+"""How old the response may be."""
 CHECK_SECONDS_MAX: Final = 5.0
 """Timeout of a check."""
 _events = logging.getLogger(__name__)

@@ -291,10 +291,10 @@ class BatchPlanner:
         epochs_max = max(1, min(PAGE_ENTRIES_MAX, EPOCHS_PER_BATCH_MAX // max(1, len(ranges))))
         rows_max = NUMBER_MAX if limit.rows is None else limit.rows
         while left and self._buffer.count < max(EPOCHS_PER_BATCH_MAX, len(ranges)):
-            answer = self._reader.epochs(left, rows_max=rows_max, epochs_max=epochs_max)
-            self.blobs = answer.blobs
-            for node in answer.nodes.keys() & left.keys():
-                one, wanted = answer.nodes[node], left.pop(node)
+            page = self._reader.epochs(left, rows_max=rows_max, epochs_max=epochs_max)
+            self.blobs = page.blobs
+            for node in page.nodes.keys() & left.keys():
+                one, wanted = page.nodes[node], left.pop(node)
                 if one.stopped is not None:
                     raise self._stopped(node, wanted.after, one.stopped)
                 self._buffer.put(node, wanted.after, one.epochs)
