@@ -52,6 +52,28 @@ from fordstone.storage.disk import Disk, OsDisk
 
 log = logging.getLogger(__name__)
 
+COMMIT_TRIES_MAX: Final = 10
+"""Maximum tries of a commit while others change the table."""
+HISTORY_COMMITS_MAX: Final = 1_000
+"""Maximum number of commits searched for an epoch that comes again."""
+KEY_PROPERTY: Final = "fordstone.key"
+"""In the table's properties: by what its rows are merged, as JSON; null where they are appended."""
+_COMMIT_KEY: Final = "fordstone"
+_PLAIN_FEATURES: Final = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "deletionVectors",
+        "generatedColumns",
+        "identityColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+        "vacuumProtocolCheck",
+    }
+)
+"""Features that ask nothing of appended files, or are noticed where a table uses them."""
 LOG: Final = "_delta_log"
 _WITH_FILES: Final = ("add", "cdc")
 
@@ -142,30 +164,6 @@ def _shown(kind: Any) -> str:
         fields = (f"{part['name']}: {_shown(part['type'])}" for part in kind["fields"])
         return f"struct<{', '.join(fields)}>"
     return kind if isinstance(kind, str) else str(kind.get("type", kind))
-
-
-COMMIT_TRIES_MAX: Final = 10
-"""Maximum tries of a commit while others change the table."""
-HISTORY_COMMITS_MAX: Final = 1_000
-"""Maximum number of commits searched for an epoch that comes again."""
-KEY_PROPERTY: Final = "fordstone.key"
-"""In the table's properties: by what its rows are merged, as JSON; null where they are appended."""
-_COMMIT_KEY: Final = "fordstone"
-_PLAIN_FEATURES: Final = frozenset(
-    {
-        "appendOnly",
-        "changeDataFeed",
-        "checkConstraints",
-        "deletionVectors",
-        "generatedColumns",
-        "identityColumns",
-        "invariants",
-        "timestampNtz",
-        "v2Checkpoint",
-        "vacuumProtocolCheck",
-    }
-)
-"""Features that ask nothing of appended files, or are noticed where a table uses them."""
 
 
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
