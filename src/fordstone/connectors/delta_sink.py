@@ -272,17 +272,14 @@ class DeltaSink(PartedSink):
         properties = self._properties(mark)
         moved: list[str] = []
         for _ in self._tries():
-            try:
-                self._check_claim()
-                last = self._transaction(self._app)
-                there = last is not None and last >= epoch
-                if there and last is not None:
+            # After this has raised, moved files stay: the writer that took over may be committing them. Vacuum removes the others.
+            self._check_claim()
+            last = self._transaction(self._app)
+            if last is not None and last >= epoch:
+                try:
                     self._check_released(mark, lambda: self._part_rows(epoch, attempt, notes), last)
-            except (FencedError, SinkError):
-                self._withdraw(epoch, attempt, moved)  # the commit before this look has failed
-                raise
-            if there:
-                self._withdraw(epoch, attempt, moved)
+                finally:
+                    self._withdraw(epoch, attempt, moved)
                 break
             if not notes:
                 break
@@ -340,7 +337,7 @@ class DeltaSink(PartedSink):
         return list(sealed)
 
     def _withdraw(self, epoch: int, attempt: str, names: Collection[str]) -> None:
-        """Move parts that no commit has back to where they are removed as leftovers."""
+        """Move parts that no commit has back to where they are removed as leftovers. The table has the epoch, so nobody commits them."""
         if self._disk is None or self._staging is None or not names:
             return
         with self._errors_as("read"):

@@ -265,7 +265,9 @@ class FsspecRemote(Remote):
             except FileNotFoundError:
                 return {}
             found = {
-                entry["name"].rpartition("/")[2]: int(entry["size"] or 0) for entry in entries if entry["type"] == "file"
+                entry["name"].rpartition("/")[2]: int(entry["size"] or 0)
+                for entry in entries
+                if entry["type"] == "file"
             }
             replaced = {
                 name.removeprefix(_REPLACED_PREFIX): size
