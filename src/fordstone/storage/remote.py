@@ -187,6 +187,37 @@ class FsspecRemote(Remote):
     def _writes_whole(self) -> bool:
         return bool(_OBJECT_STORES.intersection(_protocols(self._fs)))
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes see the same files."""
+        return "memory" not in _protocols(self._fs)
+
+    def move(self, path: str, to: str) -> None:
+        """Give a file another name, which none has. `FileNotFoundError` if there is none; a move that failed may be repeated."""
+
+        def move() -> None:
+            if not self._writes_whole:
+                self._fs.makedirs(self._at(to.rpartition("/")[0]), exist_ok=True)
+                self._fs.mv(self._at(path), self._at(to))
+                return
+            self._fs.cp_file(self._at(path), self._at(to))
+            self._fs.rm_file(self._at(path))
+
+        self._try("move", path, move, missing=True)
+
+    def folders(self, directory: str) -> list[str]:
+        """List the directories in a directory, past any cache of listings."""
+
+        def folders() -> list[str]:
+            self._fs.invalidate_cache()
+            try:
+                entries = self._fs.ls(self._at(directory), detail=True)
+            except FileNotFoundError:
+                return []
+            return [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
+
+        return self._try("list", directory, folders)
+
     def get_file(self, path: str, local: Path) -> None:
         """Copy a file to the local disk; `FileNotFoundError` if there is none."""
         self._try("read", path, lambda: self._fs.get_file(self._at(path), str(local)), missing=True)
