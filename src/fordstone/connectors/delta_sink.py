@@ -45,7 +45,7 @@ from fordstone.connectors.delta_parts import (
 )
 from fordstone.connectors.files.rows import DELETE, OP, UPSERT
 from fordstone.connectors.files.sink import Staging
-from fordstone.errors import FencedError, SinkError, StorageError
+from fordstone.errors import SinkError, StorageError
 from fordstone.lang.schema import Schema
 from fordstone.protocol.claim import SinkWriter
 from fordstone.storage.disk import Disk, OsDisk
@@ -401,7 +401,11 @@ class DeltaSink(PartedSink):
             # Before it is taken: a run that cannot go on must not stop one that can.
             self._check_later()
             mark = self._mark(self._transaction(self._app) or 0, what="claim")
-            if self._commit_nothing(self._properties(mark, claim=claim + 1, hub=self._stream.generation.hub)):
+            # 0 is written only in place of another number: of a writer without a hub that took the table over on purpose.
+            hub = (
+                self._stream.generation.hub if self._transaction(self._hub_app) else self._stream.generation.hub or None
+            )
+            if self._commit_nothing(self._properties(mark, claim=claim + 1, hub=hub)):
                 self._claim = claim + 1
                 return
 
@@ -490,12 +494,12 @@ class DeltaSink(PartedSink):
             app=self._app, epoch=epoch, what=what, rows=rows, digest=digest, bits=bits, writer=self._stream.writer
         )
 
-    def _properties(self, mark: CommitMark, *, claim: int | None = None, hub: int = 0) -> CommitProperties:
+    def _properties(self, mark: CommitMark, *, claim: int | None = None, hub: int | None = None) -> CommitProperties:
         """What a commit of the app has: epoch and claim, restated where they stay, so that commits of others under this name fail."""
         claim = self._claim if claim is None else claim
         transactions = [Transaction(self._app, mark.epoch)]
         transactions += [Transaction(self._claim_app, claim)] if claim is not None else []
-        transactions += [Transaction(self._hub_app, hub)] if hub else []
+        transactions += [Transaction(self._hub_app, hub)] if hub is not None else []
         return CommitProperties(
             app_transactions=transactions, custom_metadata={_COMMIT_KEY: msgspec.json.encode(mark).decode()}
         )
