@@ -817,9 +817,15 @@ LARGEST = 10**38 - 1
 def _build_decimals(inputs: Inputs, out: Out) -> None:
     wide = f"CASE WHEN x > 48 THEN {LARGEST} ELSE CAST(x AS DECIMAL(38,0)) END AS d"
     made = inputs.rows.select("k", "ts", "x", wide, "CAST(x AS DECIMAL(5,2)) AS e", name="decimals")
-    sums = made.group_by("k").window(tumbling("10s")).agg(name="decimal_sums", d="sum(d)", e="sum(e)")
+    sums = (
+        made.group_by("k").window(tumbling("10s")).agg(name="decimal_sums", d="sum(d)", e="sum(e)", u="sum(DISTINCT d)")
+    )
     out("windows", sums)
     out("late", sums.late)
+    # Its late rows are not read, so that rows are combined before the shuffle.
+    combined = made.group_by("k").window(tumbling("10s"))
+    out("combined", combined.agg(name="decimal_combined", d="sum(d)"))
+    out("combined_distinct", combined.agg(name="decimal_distinct", u="sum(DISTINCT d)"))
 
 
 def _check_decimals(found: Found, given: Given) -> None:
@@ -830,11 +836,19 @@ def _check_decimals(found: Found, given: Given) -> None:
         sums.setdefault((k, time.replace(second=time.second // 10 * 10)), []).append(x)
     wanted = {}
     for window, values in sums.items():
-        total = sum(LARGEST if x > 48 else int(x) for x in values)
-        wanted[window] = (None if total > LARGEST else total, int(sum(values)))
-    assert {None} < {total for total, _ in wanted.values()}
-    results = found("windows").select("k", "window_start", "d", "e").iter_rows()
-    assert {(k, start): (d, e) for k, start, d, e in results} == wanted
+        wide = [LARGEST if x > 48 else int(x) for x in values]
+        total, distinct = sum(wide), sum(set(wide))
+        exact = [None if one > LARGEST else one for one in (total, distinct)]
+        wanted[window] = (exact[0], int(sum(values)), exact[1])
+    for number in (0, 2):
+        assert {None} < {totals[number] for totals in wanted.values()}
+    results = found("windows").select("k", "window_start", "d", "e", "u").iter_rows()
+    assert {(k, start): tuple(totals) for k, start, *totals in results} == wanted
+    for sink, name, number in (("combined", "d", 0), ("combined_distinct", "u", 2)):
+        results = found(sink).select("k", "window_start", name).iter_rows()
+        assert {(k, start): total for k, start, total in results} == {
+            window: totals[number] for window, totals in wanted.items()
+        }
 
 
 CASES = (

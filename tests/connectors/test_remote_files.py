@@ -17,14 +17,18 @@ import polars as pl
 import pytest
 from moto.server import ThreadedMotoServer
 from tests.spark.both_engines import Engine, OnEdge, engine_fixture
+from tests.spark.micro import MicroSpark
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import files, latest, rows
-from fordstone.connectors.base import SinkStream, SourceOptions
-from fordstone.connectors.files.remote import RemoteFileSource
-from fordstone.connectors.registry import open_sink, open_source
+from fordstone.connectors.base import PartedSink, PartWriter, SinkStream, SourceOptions
+from fordstone.connectors.files.remote import WRITER_NAME, RemoteFileSource
+from fordstone.connectors.files.rows import MARK_NAME
+from fordstone.connectors.files.settings import dead_letter_files
+from fordstone.connectors.registry import open_parts, open_sink, open_source
 from fordstone.errors import ConfigError, SinkError, SourceError
 from fordstone.lang.schema import Schema
+from fordstone.operators.dead_letter import LETTER_SCHEMA
 from fordstone.plan.ids import PartitionId
 from fordstone.plan.plan import Plan
 from fordstone.storage.remote import FsspecRemote, open_filesystem
@@ -48,15 +52,25 @@ def s3_fixture() -> Iterator[str]:
 
 @pytest.fixture(name="url", params=["memory", "s3"])
 def url_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    number = next(_NUMBERS)
     if request.param == "memory":
-        return f"memory://bucket{number}"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("s3"))
+        return f"memory://bucket{next(_NUMBERS)}"
+    return bucket(request.getfixturevalue("s3"), monkeypatch)
+
+
+@pytest.fixture(name="s3_url")
+def s3_url_fixture(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    return bucket(s3, monkeypatch)
+
+
+def bucket(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket of the server."""
+    name = f"bucket{next(_NUMBERS)}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     fsspec.get_filesystem_class("s3").clear_instance_cache()
-    fsspec.filesystem("s3").mkdir(f"bucket{number}")
-    return f"s3://bucket{number}"
+    fsspec.filesystem("s3").mkdir(name)
+    return f"s3://{name}"
 
 
 def put(url: str, data: bytes) -> None:
@@ -168,6 +182,139 @@ def test_an_epoch_is_released_once_and_never_changes(url: str) -> None:
         again.release(1, pl.DataFrame({"n": [4]}))
     with pytest.raises(SinkError, match="holds the output of another stream"):
         open_sink(files(f"{url}/out", format="parquet"), stream)
+
+
+def parted(url: str, file_format: str = "jsonl", **more: Any) -> tuple[PartedSink, PartWriter]:
+    given: dict[str, Any] = {"step": "s", "schema": Schema.of({"n": "bigint", "k": "string"})} | more
+    spec, stream = files(f"{url}/out", format=file_format), SinkStream(**given)
+    sink, writer = open_sink(spec, stream), open_parts(spec, stream)
+    assert isinstance(sink, PartedSink)
+    assert writer is not None
+    return sink, writer
+
+
+def numbers(*found: int) -> pl.DataFrame:
+    return pl.DataFrame({"n": found, "k": [f"k{n}" for n in found]}, schema={"n": pl.Int64, "k": pl.String})
+
+
+def names(url: str) -> list[str]:
+    """All files of a sink but its mark."""
+    found = FsspecRemote(*open_filesystem(f"{url}/out", kind="files")).walk(deep=True)
+    return sorted(name for name in found if name not in {MARK_NAME, WRITER_NAME})
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "csv", "parquet", "arrow"])
+def test_parts_that_tasks_write_at_a_url_are_one_epoch(url: str, file_format: str) -> None:
+    sink, writer = parted(url, file_format)
+    writer.write(1, "a", 10_000, numbers(1, 2))
+    parts = [writer.write(1, "a", n, numbers(*found)) for n, found in enumerate([(1, 2), (3,), ()])]
+    writer.write(1, "given-up", 0, numbers(9))
+    assert rows(f"{url}/out").is_empty()
+    for _ in range(2):
+        sink.release_parts(1, "a", parts)
+    sink.release(2, numbers(4))
+    assert rows(f"{url}/out")["n"].to_list() == [1, 2, 3, 4]
+    inside = [f"epoch-000000000001/{part.name}" for part in parts if part.rows]
+    assert names(url) == sorted([*inside, f"epoch-000000000002.{file_format}"])
+    sink.release(1, numbers(1, 2, 3))
+    with pytest.raises(SinkError, match="already has epoch 1"):
+        sink.release_parts(1, "b", [writer.write(1, "b", 0, numbers(7))])
+    writer.write(3, "late", 0, numbers(8))
+    parted(url, file_format)
+    assert not [name for name in names(url) if name.startswith("_staged")]
+    assert rows(f"{url}/out")["n"].to_list() == [1, 2, 3, 4]
+
+
+def test_upserts_come_in_parts_too(url: str) -> None:
+    sink, writer = parted(url, upsert_key=("k",))
+    for epoch, n in ((1, 1), (2, 5)):
+        frame = pl.DataFrame({"n": [n], "k": ["a"], "__op": ["upsert"]})
+        sink.release_parts(epoch, f"try{epoch}", [writer.write(epoch, f"try{epoch}", 0, frame)])
+    assert latest(f"{url}/out").to_dicts() == [{"n": 5, "k": "a"}]
+
+
+@pytest.mark.parametrize("moves", range(3))
+def test_a_crash_while_parts_are_moved_leaves_each_row_once(
+    url: str, monkeypatch: pytest.MonkeyPatch, moves: int
+) -> None:
+    sink, writer = parted(url)
+    parts = [writer.write(1, "a-b", n, numbers(n)) for n in range(3)]
+    writer.write(1, "other", 0, numbers(9))
+    move, left = FsspecRemote.move, [moves]
+
+    def dies(self: FsspecRemote, path: str, to: str) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        move(self, path, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FsspecRemote, "move", dies)
+        with pytest.raises(KeyboardInterrupt):
+            sink.release_parts(1, "a-b", parts)
+    again, _ = parted(url, sealed="a-b", owner="me", start="2", resumes_after=1)
+    again.release_parts(1, "a-b", parts)
+    assert rows(f"{url}/out")["n"].to_list() == [0, 1, 2]
+    assert names(url) == [f"epoch-000000000001/{part.name}" for part in parts]
+
+
+def test_a_part_that_is_gone_is_an_error_that_names_it(url: str) -> None:
+    sink, writer = parted(url)
+    part = writer.write(1, "a", 0, numbers(1))
+    parted(url)  # removes what is staged
+    with pytest.raises(SinkError, match=rf"_staged/.*{part.name}.* is gone"):
+        sink.release_parts(1, "a", [part])
+
+
+def test_later_parts_at_a_url_are_found_and_set_aside(url: str) -> None:
+    sink, writer = parted(url)
+    for epoch in (1, 2, 3):
+        sink.release_parts(epoch, "a", [writer.write(epoch, "a", n, numbers(epoch)) for n in range(2)])
+    with pytest.raises(SinkError, match="epochs 2 to 3"):
+        parted(url, owner="me", start="1", resumes_after=1)
+    sink, writer = parted(url, owner="me", start="1", resumes_after=1, discard_later=True)
+    assert rows(f"{url}/out")["n"].to_list() == [1, 1]
+    sink.release_parts(2, "b", [writer.write(2, "b", 0, numbers(5))])
+    parted(url, owner="me", start="2", resumes_after=2)
+    assert rows(f"{url}/out")["n"].to_list() == [1, 1, 5]
+    assert sum(name.endswith(".old") for name in names(url)) == 4
+
+
+def test_spark_tasks_write_their_rows_to_a_url_themselves(tmp_path: Path, s3_url: str) -> None:
+    put(f"{s3_url}/in/a.jsonl", lines(range(60)))
+    MicroSpark().start(copying(s3_url), state=tmp_path / "state", available_now=True).run()
+    assert sorted(rows(f"{s3_url}/out")["n"].to_list()) == list(range(60))
+    assert all(name.startswith("epoch-000000000001/part-") for name in names(s3_url))
+    assert not list((tmp_path / "state").glob("**/*.arrow"))
+
+
+LETTERS = {
+    "torn": ("epoch-000000000001.jsonl", b'{"torn'),
+    "empty": ("epoch-000000000001.jsonl", b""),
+    "mark torn": (MARK_NAME, b'{"torn'),
+    "mark of another stream": (
+        MARK_NAME,
+        b'{"version":1,"step":"other","format":"jsonl","columns":{"n":"int"},"upsert_key":null,"delimiter":","}',
+    ),
+    "mark gone": (MARK_NAME, None),
+}
+
+
+@pytest.mark.parametrize(("name", "damage"), LETTERS.values(), ids=LETTERS)
+def test_damaged_dead_letters_at_a_url_are_set_aside(url: str, name: str, damage: bytes | None) -> None:
+    spec, stream = dead_letter_files(f"{url}/out"), SinkStream(step="dl", schema=LETTER_SCHEMA)
+    letter = pl.DataFrame(
+        {name: [None] for name in LETTER_SCHEMA}, schema={name: kind.polars for name, kind in LETTER_SCHEMA.items()}
+    )
+    open_sink(spec, stream).release(1, letter)
+    remote = FsspecRemote(*open_filesystem(f"{url}/out", kind="files"))
+    remote.remove(name) if damage is None else remote.put(name, damage)
+    sink = open_sink(spec, stream)
+    sink.release(1, letter)
+    sink.release(2, letter)
+    assert rows(f"{url}/out").height == 2
+    if damage is not None:
+        assert remote.get(f"damaged-1/{name}") == damage
 
 
 def test_where_a_file_does_not_appear_at_once_it_is_renamed_when_it_is_whole(

@@ -21,7 +21,8 @@ from tests.edge.crossing_runs import PIPELINE, epochs_at, ids_at, plan_over, row
 from tests.hub.running import running_hub, serving
 
 from fordstone import Pipeline
-from fordstone.connectors import memory
+from fordstone.connectors import files, memory
+from fordstone.connectors import rows as rows_in
 from fordstone.connectors.base import ConnectorSpec
 from fordstone.connectors.memory import MemorySink, MemorySource
 from fordstone.epochs.store import CheckpointStore
@@ -220,6 +221,28 @@ def test_an_empty_state_directory_does_not_take_over_unasked(tmp_path: Path):
         with pytest.raises(HubRefusedError, match="--take-over"):
             run_plan(plan, hub, tmp_path / "b")
         assert ids_at(hub) == list(range(10))
+
+
+def test_a_second_machine_of_the_same_name_is_stopped_before_it_claims_the_sinks_of_the_first(tmp_path: Path):
+    """In the first start of the first machine, which has released nothing yet."""
+    source, state = source_of(0), ["a"]
+    pipeline = Pipeline(PIPELINE)
+    stream = pipeline.source("numbers", memory(source), schema={"n": "bigint"})
+    stream.sink("out", files(str(tmp_path / "out"), format="jsonl"))
+    plan = pipeline.plan()
+    stop = stop_when(lambda now: now.rows_out == 10)
+
+    def look(now: Progress) -> None:
+        if state == ["a"]:
+            state.append("b")
+            with pytest.raises(HubRefusedError, match="--take-over"):
+                run_plan(plan, hub, tmp_path / "b")
+            source.append(0, [(n,) for n in range(10)])
+        stop(now)
+
+    with running_hub(tmp_path / "hub") as hub:
+        run_plan(plan, hub, tmp_path / "a", bounded=False, on_progress=look)
+    assert rows_in(tmp_path / "out")["n"].to_list() == list(range(10))
 
 
 def test_taking_over_without_the_hub_does_not_start_over(tmp_path: Path):

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tests.epochs.conftest import NODE, PIPELINE, commit_epoch, open_store
 from tests.epochs.test_merge import Summed, part
 
+from fordstone import Pipeline
+from fordstone.connectors import memory, stdout
+from fordstone.connectors.memory import MemorySource
+from fordstone.edge.config import RunConfig
+from fordstone.edge.engine.assembly import Environment
 from fordstone.edge.engine.release import Retention
-from fordstone.edge.link.links import CheckpointCopier
+from fordstone.edge.engine.writer import Writer
+from fordstone.edge.link.links import CheckpointCopier, HubLink, Links
+from fordstone.hub.client.address import HubAddress
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.snapshot import FrozenState
 from fordstone.state.base import Piece
@@ -30,6 +40,24 @@ def test_with_a_hub_and_a_remote_the_newest_acknowledged_of_each_stays() -> None
     retention.collect(9)
     assert store.epochs() == (5, 8, 9)
     assert store.verify().whole
+
+
+def test_a_run_with_a_hub_and_a_remote_registers_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HubLink, "acknowledged", lambda _: (2,))
+    monkeypatch.setattr(CheckpointCopier, "acknowledged", lambda _: (5,))
+    config = RunConfig(state=tmp_path, hub=HubAddress(url="http://127.0.0.1:1"), remote=str(tmp_path / "remote"))
+    pipeline = Pipeline(PIPELINE)
+    pipeline.source("src", memory(MemorySource()), schema={"n": "bigint"}).sink("out", stdout())
+    disk = MemoryDisk()
+    store = open_store(disk, keep=2)
+    retention = Retention(store)
+    links = Links(pipeline.plan(), config, Environment(clock=SystemClock(), disk=disk), store)
+    with closing(links):
+        links.begin(cast("Writer", SimpleNamespace(stages=SimpleNamespace(retention=retention))))
+        for epoch in range(1, 10):
+            commit_epoch(store, epoch)
+            retention.collect(epoch)
+    assert store.epochs() == (2, 5, 8, 9)
 
 
 def test_what_the_process_before_had_kept_for_the_remote_stays_until_a_newer_one_is_there(tmp_path: Path) -> None:

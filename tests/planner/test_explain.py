@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import ConnectorSpec, files, memory, stdout
-from fordstone.connectors.memory import MemorySource
+from fordstone.connectors.memory import MemorySink, MemorySource
 from fordstone.errors import ConfigError
 from fordstone.operators.base import connector_text
 from fordstone.plan.plan import Plan
@@ -200,6 +201,26 @@ def test_functions_are_named_and_local_ones_called_so():
     assert "map: map <lambda> (defined in place: cannot be found from another program)" in text
     assert "flat_map: a row for each element of split(k, ' ') AS word" in text
     assert "select: select word" in text
+
+
+@pytest.mark.parametrize(
+    ("connector", "options", "said"),
+    [
+        (files("s3://bucket/out", format="jsonl"), {}, True),
+        (files("s3://bucket/out", format="jsonl"), {"release": "at_once"}, False),
+        (files("out", format="jsonl"), {}, False),
+        (memory(MemorySink()), {}, False),
+    ],
+    ids=["at a URL", "with ids", "in a directory", "in this process"],
+)
+def test_a_sink_that_cannot_refuse_an_older_generation_is_named(
+    connector: ConnectorSpec, options: Any, said: bool
+) -> None:
+    pipeline = Pipeline("p", guarantee="exactly_once")
+    source = pipeline.source("src", memory(MemorySource()), schema={"n": "bigint"})
+    source.sink("out", connector, **options)
+    line = "at-least-once on takeover: sink out (files) cannot refuse an older generation"
+    assert (line in " ".join(pipeline.explain().split())) is said
 
 
 @pytest.mark.parametrize("guarantee", ["at_least_once", "at_most_once"])

@@ -48,3 +48,10 @@ def test_without_a_hub_another_directory_may_take_the_sink() -> None:
     assert decide_claim([writer(1, 1, holder="granted")], writer(0, 9)) == OwnedByNewer(
         by=writer(1, 1, holder="granted")
     )
+
+
+def test_on_purpose_a_state_without_a_hub_takes_the_sink_and_one_that_was_fenced_does_not() -> None:
+    granted = writer(2, 1, holder="granted")
+    assert decide_claim([granted], writer(0, 9), restored=True) == Take()
+    assert decide_claim([granted], writer(1, 9), restored=True) == OwnedByNewer(by=granted)
+    assert decide_claim([writer(2, 9)], MINE, restored=True) == Take()

@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 from deltalake import DeltaTable
+from tests.hub.running import running_hub
 from tests.spark.micro import MicroSpark
 
 from fordstone import Pipeline
@@ -19,7 +20,7 @@ from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.assembly import Environment
 from fordstone.edge.engine.engine import Engine
 from fordstone.edge.link.owner import Ownership
-from fordstone.edge.run import recovered_engine
+from fordstone.edge.run import recovered_engine, run
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import FencedError, SinkError
 from fordstone.plan.plan import Plan
@@ -219,3 +220,58 @@ def test_a_driver_that_still_runs_beside_a_new_one_is_refused(tmp_path: Path, si
         old.run()
     new.run()
     assert seen(tmp_path) == [1, 2]
+
+
+# A node that had a hub moves.
+
+
+@pytest.fixture(name="granted")
+def granted_fixture(tmp_path: Path, request: pytest.FixtureRequest) -> Plan:
+    """A plan whose sink a node has claimed under a generation of a hub."""
+    plan = plan_of(tmp_path, request.param)
+    with running_hub(tmp_path / "hub") as hub:
+        add(tmp_path, 1)
+        run(plan, {}, RunConfig(state=tmp_path / "edge", node="n1", interval="1h", available_now=True, hub=hub))
+    add(tmp_path, 2)
+    return plan
+
+
+@pytest.mark.parametrize("granted", SINKS, indirect=True)
+def test_a_node_with_a_hub_moves_to_spark_and_keeps_its_sinks(tmp_path: Path, granted: Plan) -> None:
+    given: dict[str, Any] = {"state": tmp_path / "center", "node": "n1", "available_now": True, "shards": 2}
+    spark = MicroSpark()
+    spark.start(granted, from_checkpoint=str(tmp_path / "edge"), **given).run()
+    assert seen(tmp_path) == [1, 2]
+    add(tmp_path, 3)
+    spark.start(granted, **given).run()
+    assert seen(tmp_path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("granted", SINKS, indirect=True)
+def test_a_copy_that_no_hub_has_granted_anything_takes_the_sink_over_only_on_purpose(
+    tmp_path: Path, granted: Plan
+) -> None:
+    (tmp_path / "edge/p/n1/owner.json").unlink()
+    spark = MicroSpark()
+    for engine in ("edge", "spark"):
+        shutil.copytree(tmp_path / "edge", tmp_path / engine / "copy")
+
+    def on_edge(**options: Any) -> None:
+        run(
+            granted,
+            {},
+            RunConfig(state=tmp_path / "edge/copy", node="n1", available_now=True, interval="1h", **options),
+        )
+
+    def on_spark(**options: Any) -> None:
+        given: dict[str, Any] = {"state": tmp_path / "center", "node": "n1", "available_now": True, "shards": 2}
+        spark.start(granted, from_checkpoint=str(tmp_path / "spark/copy"), **given, **options).run()
+
+    for start in (on_edge, on_spark):
+        with pytest.raises(FencedError, match=r"generation 1\.1.*--discard-later-output"):
+            start()
+    on_spark(discard_later_output=True)
+    assert seen(tmp_path) == [1, 2]
+    add(tmp_path, 3)
+    on_spark()
+    assert seen(tmp_path) == [1, 2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,65 @@ def test_a_file_appears_whole_where_files_grow_under_their_names(tmp_path: Path)
     with pytest.raises(StorageError, match=r"could not write .*p/c"):
         FsspecRemote(PieceByPiece(ignores=True), str(tmp_path)).put("p/c", b"1")
     assert sorted(file.name for file in (tmp_path / "p").iterdir()) == ["a", "b"]
+
+
+class PowerCutError(BaseException):
+    """The process is gone: nothing that it would do next happens."""
+
+
+class EndsAfter(PieceByPiece):
+    """A store of which the process is gone after a number of calls that change something."""
+
+    def __init__(self, changes: int) -> None:
+        super().__init__()
+        self._left = changes
+
+    def _change(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise PowerCutError
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        self._change()
+        super().pipe_file(path, value, mode)
+
+    def mv(self, path1: str, path2: str, **_: Any) -> None:
+        self._change()
+        super().mv(path1, path2)
+
+    def rm_file(self, path: str) -> None:
+        self._change()
+        super().rm_file(path)
+
+
+@pytest.mark.parametrize("changes", range(6))
+def test_a_file_that_is_being_replaced_is_never_lost(tmp_path: Path, changes: int) -> None:
+    remote = FsspecRemote(PieceByPiece(), str(tmp_path))
+    remote.put("p/starts", b"7")
+    with contextlib.suppress(PowerCutError):
+        FsspecRemote(EndsAfter(changes), str(tmp_path)).put("p/starts", b"08")
+    remote.remove_leftovers("p")
+    found = remote.get("p/starts")
+    assert found in {b"7", b"08"}
+    assert remote.exists("p/starts")
+    assert remote.sizes("p") == {"starts": len(found)}
+    remote.put("p/starts", b"009")
+    assert (remote.get("p/starts"), remote.sizes("p")) == (b"009", {"starts": 3})
+    remote.put("p/starts", b"0010")
+    assert [file.name for file in (tmp_path / "p").iterdir()] == ["starts"]
+    remote.remove("p/starts")
+    assert not remote.exists("p/starts")
+    assert remote.sizes("p") == {}
+
+
+def test_a_file_that_is_removed_while_it_was_being_replaced_does_not_come_back(tmp_path: Path) -> None:
+    remote = FsspecRemote(PieceByPiece(), str(tmp_path))
+    remote.put("p/a", b"1")
+    (tmp_path / "p/a").rename(tmp_path / "p/.replaced-a")
+    assert remote.get("p/a") == b"1"
+    remote.remove("p/a")
+    with pytest.raises(FileNotFoundError):
+        remote.get("p/a")
 
 
 def test_leftovers_at_a_url_are_hidden_and_removed(tmp_path: Path) -> None:

@@ -338,6 +338,11 @@ def owned_by_newer(where: str, stream: SinkStream, by: SinkWriter | None) -> Fen
     other = by.described() if by is not None else "another process"
     mine = stream.writer.described()
     advice = "If it is the one that should go on, stop the other, and start with --take-over."
+    if not stream.generation.hub:
+        advice = (
+            "If it is the one that should go on, stop the other. Then start with --hub and --take-over; or, where this process has no hub, "
+            "once with --discard-later-output (in Python: discard_later_output=True), which takes the sink over with this state."
+        )
     if by is not None and by.holder == stream.owner:
         advice = (
             "Both are starts of one state directory: this one is an older copy, or another process runs from a copy of it. If this one "

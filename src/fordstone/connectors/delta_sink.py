@@ -45,7 +45,7 @@ from fordstone.connectors.delta_parts import (
 )
 from fordstone.connectors.files.rows import DELETE, OP, UPSERT
 from fordstone.connectors.files.sink import Staging
-from fordstone.errors import FencedError, SinkError, StorageError
+from fordstone.errors import SinkError, StorageError
 from fordstone.lang.schema import Schema
 from fordstone.protocol.claim import SinkWriter
 from fordstone.storage.disk import Disk, OsDisk
@@ -270,17 +270,14 @@ class DeltaSink(PartedSink):
         properties = self._properties(mark)
         moved: list[str] = []
         for _ in self._tries():
-            try:
-                self._check_claim()
-                last = self._transaction(self._app)
-                there = last is not None and last >= epoch
-                if there and last is not None:
+            # After this has raised, moved files stay: the writer that took over may be committing them. Vacuum removes the others.
+            self._check_claim()
+            last = self._transaction(self._app)
+            if last is not None and last >= epoch:
+                try:
                     self._check_released(mark, lambda: self._part_rows(epoch, attempt, notes), last)
-            except (FencedError, SinkError):
-                self._withdraw(epoch, attempt, moved)  # the commit before this look has failed
-                raise
-            if there:
-                self._withdraw(epoch, attempt, moved)
+                finally:
+                    self._withdraw(epoch, attempt, moved)
                 break
             if not notes:
                 break
@@ -338,7 +335,7 @@ class DeltaSink(PartedSink):
         return list(sealed)
 
     def _withdraw(self, epoch: int, attempt: str, names: Collection[str]) -> None:
-        """Move parts that no commit has back to where they are removed as leftovers."""
+        """Move parts that no commit has back to where they are removed as leftovers. The table has the epoch, so nobody commits them."""
         if self._disk is None or self._staging is None or not names:
             return
         with self._errors_as("read"):
@@ -402,7 +399,11 @@ class DeltaSink(PartedSink):
             # Before it is taken: a run that cannot go on must not stop one that can.
             self._check_later()
             mark = self._mark(self._transaction(self._app) or 0, what="claim")
-            if self._commit_nothing(self._properties(mark, claim=claim + 1, hub=self._stream.generation.hub)):
+            # 0 is written only in place of another number: of a writer without a hub that took the table over on purpose.
+            hub = (
+                self._stream.generation.hub if self._transaction(self._hub_app) else self._stream.generation.hub or None
+            )
+            if self._commit_nothing(self._properties(mark, claim=claim + 1, hub=hub)):
                 self._claim = claim + 1
                 return
 
@@ -491,12 +492,12 @@ class DeltaSink(PartedSink):
             app=self._app, epoch=epoch, what=what, rows=rows, digest=digest, bits=bits, writer=self._stream.writer
         )
 
-    def _properties(self, mark: CommitMark, *, claim: int | None = None, hub: int = 0) -> CommitProperties:
+    def _properties(self, mark: CommitMark, *, claim: int | None = None, hub: int | None = None) -> CommitProperties:
         """What a commit of the app has: epoch and claim, restated where they stay, so that commits of others under this name fail."""
         claim = self._claim if claim is None else claim
         transactions = [Transaction(self._app, mark.epoch)]
         transactions += [Transaction(self._claim_app, claim)] if claim is not None else []
-        transactions += [Transaction(self._hub_app, hub)] if hub else []
+        transactions += [Transaction(self._hub_app, hub)] if hub is not None else []
         return CommitProperties(
             app_transactions=transactions, custom_metadata={_COMMIT_KEY: msgspec.json.encode(mark).decode()}
         )

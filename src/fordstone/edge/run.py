@@ -257,7 +257,7 @@ def _run_once(
                     links.remote(),
                     outbox=links.outbox,
                     ownership=links.ownership,
-                    take_over=links.take_over,
+                    take_lease=links.take_lease,
                 )
             except SinkDelayedError as error:
                 # The last epoch had rows for the hub, and it is unknown whether it took them; or there is a lease to take over.
@@ -334,7 +334,7 @@ def recovered_engine(
     *,
     outbox: Outbox | None = None,
     ownership: Ownership | None = None,
-    take_over: Callable[[], None] | None = None,
+    take_lease: Callable[[], None] | None = None,
 ) -> Engine:
     """An engine from the newest sealed epoch, which has been released (again). Epochs without a whole checkpoint are replayed first.
 
@@ -345,7 +345,7 @@ def recovered_engine(
         resumption = resume_from(store, plan, remote=remote)
         try:
             resumption = replay(job, resumption)
-            engine = Engine(job, resumption, outbox=outbox, take_over=take_over)
+            engine = Engine(job, resumption, outbox=outbox, take_lease=take_lease)
             try:
                 engine.release_again()
             except BaseException:

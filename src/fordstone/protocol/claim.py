@@ -5,7 +5,7 @@ the sink; one whose claim was replaced is refused at its next release. Generatio
 node. Without a hub nothing orders two state directories: then the one that opened the sink last may write.
 
 Invariants: of two claims only one can release; a generation that a hub granted is never replaced by an older one of the same
-pipeline and node.
+pipeline and node, and by a writer without one only on purpose.
 """
 
 from __future__ import annotations
@@ -67,10 +67,14 @@ ClaimDecision: TypeAlias = Keep | Take | OwnedByNewer
 def decide_claim(found: Iterable[SinkWriter], mine: SinkWriter, *, restored: bool = False) -> ClaimDecision:
     """Judge the claims that a sink has. There may be several after a crash, or while two writers open it at once.
 
-    `restored`: the state directory was brought back from an older copy on purpose, so later starts of it do not count.
+    `restored`: this state is the one that counts, on purpose. Later starts of a directory that was brought back from an older copy do
+    not count then; nor does a generation of a hub, for a writer that no hub has granted one.
     """
     found = list(found)
-    newer = [one for one in found if _is_newer(one, mine) and not (restored and one.holder == mine.holder)]
+    ignored = restored and not mine.hub
+    newer = [
+        one for one in found if _is_newer(one, mine) and not ignored and not (restored and one.holder == mine.holder)
+    ]
     if newer:
         return OwnedByNewer(by=max(newer, key=lambda one: one.fence))
     return Keep() if found == [mine] else Take()

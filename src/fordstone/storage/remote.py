@@ -27,6 +27,8 @@ _STAMPS: Final = ("ETag", "etag", "content_md5", "md5Hash", "mtime", "LastModifi
 """Under which of these names a store gives what changes with a file's content."""
 _OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
 """Where a file appears with all its content at once."""
+_REPLACED_PREFIX: Final = ".replaced-"
+"""Begins the name of a file that is being replaced, where a rename does not replace one."""
 _PACKAGES: Final = {
     "s3": "pip install 'fordstone[s3]'",
     "s3a": "pip install 'fordstone[s3]'",
@@ -44,7 +46,7 @@ class Remote(ABC):
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Store a file, replacing an older one. It appears whole; after a failure the older one may be gone, except in a directory."""
+        """Store a file, replacing an older one. It appears whole; after a failure, also of this process, there is the older one or this one."""
 
     @abstractmethod
     def get(self, path: str) -> bytes:
@@ -133,7 +135,8 @@ class FsspecRemote(Remote):
     ) -> None:
         """Store a file so that it appears whole: as one object, or under another name first.
 
-        Not all stores replace a file when they rename another one; there the older one is removed before.
+        Not all stores replace a file when they rename another one. So the older one is renamed before, to where `get` finds it until the
+        new one is there: a crash between the two renames loses neither.
         """
         folder, _, name = path.rpartition("/")
 
@@ -145,24 +148,75 @@ class FsspecRemote(Remote):
             temporary = self._at(f"{folder}/{TEMP_PREFIX}{secrets.token_hex(6)}-{name}".lstrip("/"))
             try:
                 write(temporary)
-                self._fs.invalidate_cache()
-                if self._fs.exists(self._at(path)):
-                    self._fs.rm_file(self._at(path))
+                self._check_arrived(temporary, size())
+                replaced = self._set_aside(path)
                 self._fs.mv(temporary, self._at(path))
-                self._fs.invalidate_cache()
-                arrived = int(self._fs.info(self._at(path))["size"])
+                self._check_arrived(self._at(path), size())
             except BaseException:
                 with contextlib.suppress(Exception):
                     self._fs.rm_file(temporary)
                 raise
-            if arrived != size():
-                raise OSError(errno.EIO, f"{arrived} of {size()} bytes arrived")
+            if replaced is not None:
+                with contextlib.suppress(Exception):  # the next replacement removes it
+                    self._fs.rm_file(replaced)
 
         self._try("write", path, place, missing=missing)
+
+    def _check_arrived(self, at: str, size_bytes: int) -> None:
+        self._fs.invalidate_cache()
+        arrived = int(self._fs.info(at)["size"])
+        if arrived != size_bytes:
+            raise OSError(errno.EIO, f"{arrived} of {size_bytes} bytes arrived")
+
+    def _set_aside(self, path: str) -> str | None:
+        """Rename the file that is about to be replaced; return where it is, None if there is none."""
+        if not self._fs.exists(self._at(path)):
+            return None
+        replaced = self._at(_replaced(path))
+        if self._fs.exists(replaced):
+            self._fs.rm_file(replaced)  # of an earlier time
+        self._fs.mv(self._at(path), replaced)
+        return replaced
+
+    def _places(self, path: str) -> tuple[str, ...]:
+        """Where a file may be, in the order in which to look: another process may finish replacing it meanwhile."""
+        at = self._at(path)
+        return (at,) if self._writes_whole else (at, self._at(_replaced(path)), at)
 
     @property
     def _writes_whole(self) -> bool:
         return bool(_OBJECT_STORES.intersection(_protocols(self._fs)))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes see the same files."""
+        return "memory" not in _protocols(self._fs)
+
+    def move(self, path: str, to: str) -> None:
+        """Give a file another name, which none has. `FileNotFoundError` if there is none; a move that failed may be repeated."""
+
+        def move() -> None:
+            if not self._writes_whole:
+                self._fs.makedirs(self._at(to.rpartition("/")[0]), exist_ok=True)
+                self._fs.mv(self._at(path), self._at(to))
+                return
+            self._fs.cp_file(self._at(path), self._at(to))
+            self._fs.rm_file(self._at(path))
+
+        self._try("move", path, move, missing=True)
+
+    def folders(self, directory: str) -> list[str]:
+        """List the directories in a directory, past any cache of listings."""
+
+        def folders() -> list[str]:
+            self._fs.invalidate_cache()
+            try:
+                entries = self._fs.ls(self._at(directory), detail=True)
+            except FileNotFoundError:
+                return []
+            return [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
+
+        return self._try("list", directory, folders)
 
     def get_file(self, path: str, local: Path) -> None:
         """Copy a file to the local disk; `FileNotFoundError` if there is none."""
@@ -201,10 +255,10 @@ class FsspecRemote(Remote):
 
     def get(self, path: str) -> bytes:
         def get() -> bytes | None:
-            try:
-                return bytes(self._fs.cat_file(self._at(path)))
-            except FileNotFoundError:
-                return None
+            for at in self._places(path):
+                with contextlib.suppress(FileNotFoundError):
+                    return bytes(self._fs.cat_file(at))
+            return None
 
         data = self._try("read", path, get)
         if data is None:
@@ -228,7 +282,7 @@ class FsspecRemote(Remote):
     def exists(self, path: str) -> bool:
         def exists() -> bool:
             self._fs.invalidate_cache()
-            return bool(self._fs.exists(self._at(path)))
+            return any(self._fs.exists(at) for at in self._places(path))
 
         return self._try("look for", path, exists)
 
@@ -241,20 +295,28 @@ class FsspecRemote(Remote):
                 entries = self._fs.ls(self._at(directory), detail=True)
             except FileNotFoundError:
                 return {}
-            return {
+            found = {
                 entry["name"].rpartition("/")[2]: int(entry["size"] or 0)
                 for entry in entries
-                if entry["type"] == "file" and not entry["name"].rpartition("/")[2].startswith(TEMP_PREFIX)
+                if entry["type"] == "file"
+            }
+            replaced = {
+                name.removeprefix(_REPLACED_PREFIX): size
+                for name, size in found.items()
+                if name.startswith(_REPLACED_PREFIX)
+            }
+            return replaced | {
+                name: size for name, size in found.items() if not name.startswith((TEMP_PREFIX, _REPLACED_PREFIX))
             }
 
         return self._try("list", directory, sizes)
 
     def remove(self, path: str) -> None:
         def remove() -> None:
-            try:
-                self._fs.rm_file(self._at(path))
-            except FileNotFoundError:
-                return
+            # What it replaces goes first, so that it does not come back.
+            for at in reversed(self._places(path)[:2]):
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.rm_file(at)
 
         self._try("remove", path, remove)
 
@@ -281,6 +343,11 @@ class FsspecRemote(Remote):
             if missing and isinstance(error, FileNotFoundError):
                 raise
             raise StorageError(f"could not {what} {self._at(path)}: {error}.") from error
+
+
+def _replaced(path: str) -> str:
+    folder, separator, name = path.rpartition("/")
+    return f"{folder}{separator}{_REPLACED_PREFIX}{name}"
 
 
 def open_remote(url: str) -> Remote:

@@ -20,7 +20,12 @@ from fordstone.connectors.base import (
     options_of,
 )
 from fordstone.connectors.files.columns import SAMPLE_FILES, infer, schema_text
-from fordstone.connectors.files.remote import RemoteFileSink, RemoteFileSource, first_remote_output
+from fordstone.connectors.files.remote import (
+    RemoteFileSource,
+    first_remote_output,
+    open_remote_parts,
+    open_remote_sink,
+)
 from fordstone.connectors.files.rows import PART_PREFIX, ROWS_PREFIX
 from fordstone.connectors.files.series import describe
 from fordstone.connectors.files.settings import FileSettings
@@ -86,13 +91,13 @@ class FilesKind(ConnectorKind):
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         del context
         settings = options_of(spec, FileSettings)
-        return RemoteFileSink(settings, stream) if settings.is_url else open_file_sink(settings, stream)
+        return open_remote_sink(settings, stream) if settings.is_url else open_file_sink(settings, stream)
 
-    def open_parts(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> PartWriter | None:
-        """Open a writer of parts; the sink must have made the directory. At a URL the sink writes an epoch as one file."""
+    def open_parts(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> PartWriter:
+        """Open a writer of parts; the sink must have made the directory."""
         del context
         settings = options_of(spec, FileSettings)
-        return None if settings.is_url else open_file_parts(settings, stream)
+        return open_remote_parts(settings, stream) if settings.is_url else open_file_parts(settings, stream)
 
 
 def _source(settings: FileSettings, options: SourceOptions) -> FileSource:

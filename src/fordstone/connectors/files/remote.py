@@ -3,7 +3,8 @@
 Source: a file is complete when it is listed, and is a partition that ends. The readers are those of local files: they fetch text in ranges,
 and have a copy on the local disk of what is compressed, Parquet or Arrow. A file that was read to its end is not fetched again.
 
-Sink: as `files.sink`, an epoch is one file, written in one step as far as the store has one (`FsspecRemote.put`).
+Sink: as `files.sink`, an epoch is one file, written in one step as far as the store has one (`FsspecRemote.put`), or a directory of parts
+that several processes have written below `_staged/`.
 
 Invariants: a file that was read and is another one now is an error; an epoch never changes.
 """
@@ -14,7 +15,8 @@ import logging
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -23,9 +25,11 @@ import polars as pl
 
 from fordstone.connectors.base import (
     Chunk,
+    Part,
+    PartedSink,
+    PartWriter,
     Reader,
     ReadPlan,
-    Sink,
     SinkStream,
     SourceOptions,
     judge_claim,
@@ -35,9 +39,18 @@ from fordstone.connectors.base import (
 from fordstone.connectors.compare import same_rows
 from fordstone.connectors.files.bytes import FileBytes, Tracked
 from fordstone.connectors.files.columns import SAMPLE_BYTES
-from fordstone.connectors.files.rows import EPOCH_PREFIX, MARK_NAME, ROWS_PREFIX, SinkRows
+from fordstone.connectors.files.rows import EPOCH_PREFIX, MARK_NAME, PART_PREFIX, ROWS_PREFIX, SinkRows, read_mark
 from fordstone.connectors.files.settings import FileSettings, is_data
-from fordstone.connectors.files.sink import DISCARDED_ENDING, DISCARDED_PREFIX, EPOCH_NAME, epoch_name
+from fordstone.connectors.files.sink import (
+    DAMAGED_PREFIX,
+    DISCARDED_ENDING,
+    DISCARDED_PREFIX,
+    EPOCH_DIGITS,
+    EPOCH_NAME,
+    STAGED_ENDING,
+    epoch_name,
+    part_name,
+)
 from fordstone.connectors.files.source import FileSource, pattern_of
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import GoneError, ReplacedError, SinkError, SourceError, StorageError
@@ -248,13 +261,56 @@ class RemoteReader(Reader):
 
 
 WRITER_NAME: Final = "_writer.json"
+STAGED_NAME: Final = "_staged"
+_STAGED = re.compile(rf"(\d{{{EPOCH_DIGITS}}})-(.+?)-{PART_PREFIX}.*{re.escape(STAGED_ENDING)}")
 
 
-class RemoteFileSink(Sink):
-    """Writes one stream below one URL. All rows of an epoch are written by one process.
+def _staged(epoch: int, attempt: str, name: str) -> str:
+    """Where a part is until its epoch is released. No pattern for output finds it."""
+    return f"{STAGED_NAME}/{epoch:0{EPOCH_DIGITS}d}-{attempt}-{name}{STAGED_ENDING}"
+
+
+def open_remote_sink(settings: FileSettings, stream: SinkStream) -> PartedSink:
+    """Open what is at the URL, and begin it if there is nothing."""
+    kind = RemoteDeadLetterSink if settings.damaged == "set_aside" else RemoteFileSink
+    return kind(settings, stream)
+
+
+def open_remote_parts(settings: FileSettings, stream: SinkStream) -> PartWriter:
+    """Open a writer for a URL that its sink has opened, here or on another machine."""
+    rows, remote = SinkRows(settings, stream), open_url(settings.path)
+    try:
+        rows.check_mark(remote.get(MARK_NAME))
+    except FileNotFoundError as error:
+        raise SinkError(
+            f"{settings.path} has no {MARK_NAME} here, though its sink is open: this machine sees another store.\n"
+            "Parts are written by several machines. Give all of them the same settings for the URL."
+        ) from error
+    return RemotePartWriter(rows, remote)
+
+
+class RemotePartWriter(PartWriter):
+    """Writes parts below `_staged/`."""
+
+    def __init__(self, rows: SinkRows, remote: FsspecRemote) -> None:
+        self._rows = rows
+        self._remote = remote
+
+    def write(self, epoch: int, attempt: str, number: int, frame: pl.DataFrame) -> Part:
+        """Write one part, whole, or nothing. Of two tries at the same part the later one stays; no rows, no file."""
+        part = Part(name=f"{part_name(attempt, number)}.{self._rows.format}", rows=frame.height)
+        if not frame.is_empty():
+            data = self._rows.encoded(self._rows.columns(frame, epoch))
+            self._remote.put(_staged(epoch, attempt, part.name), data)
+        return part
+
+
+class RemoteFileSink(PartedSink):
+    """Writes one stream below one URL.
 
     It keeps its writer in `_writer.json`, and looks there before each file. A store of objects does not make the two one step: a
-    file that is on its way while another machine takes over may still arrive (`FilesKind.fences`).
+    file that is on its way while another machine takes over may still arrive (`FilesKind.fences`). Nor does it rename a directory: parts
+    of an epoch appear in `epoch-<number>/` one after the other. Their names are sealed with the epoch, so what a crash leaves out follows.
     """
 
     def __init__(self, settings: FileSettings, stream: SinkStream) -> None:
@@ -267,24 +323,78 @@ class RemoteFileSink(Sink):
         self._mark()
         if stream.owner:
             self._claim()
+        self._sweep(keep=stream.sealed)
         self._check_later(discard=stream.discard_later)
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
-        """Write the epoch's file, unless it is there; an epoch without rows has none."""
+        """Write the epoch's file, unless the epoch is there; one without rows has none."""
         self._check_claim()
         name = f"{epoch_name(epoch)}.{self._rows.format}"
-        data = self._rows.encoded(self._rows.columns(frame, epoch)) if frame.height else None
-        if not self._remote.exists(name):
-            if data is not None:
-                self._remote.put(name, data)
-            return
-        there = self._remote.get(name)
-        would = [] if data is None else [(name, data)]
-        if not would or not (
-            there == data or same_rows(self._rows.decoded([(name, there)]), self._rows.decoded(would))
-        ):
+        would = [(name, self._rows.encoded(self._rows.columns(frame, epoch)))] if frame.height else []
+        if there := self._there(epoch):
+            self._compare(epoch, there, would)
+        elif would:
+            self._remote.put(*would[0])
+
+    def takes_parts(self) -> bool:
+        return self._remote.is_shared
+
+    def release_parts(self, epoch: int, attempt: str, parts: Sequence[Part]) -> None:
+        """Move the staged parts into the epoch's directory, as far as they are not there; an epoch without rows has none."""
+        self._check_claim()
+        staged = {f"{epoch_name(epoch)}/{part.name}": _staged(epoch, attempt, part.name) for part in parts if part.rows}
+        there = self._there(epoch)
+        if set(there) <= staged.keys():
+            for name in sorted(staged.keys() - set(there)):
+                self._check_claim()
+                self._move(epoch, staged[name], name)
+        else:
+            self._compare(epoch, there, [(name, self._part(epoch, staged[name])) for name in sorted(staged)])
+        with suppress(StorageError):  # the epoch is out; what is left over goes when the sink is next opened
+            self._sweep(epoch)
+
+    def _move(self, epoch: int, staged: str, name: str) -> None:
+        try:
+            self._remote.move(staged, name)
+        except FileNotFoundError as error:
+            if not self._remote.exists(name):
+                raise self._gone(epoch, staged) from error
+
+    def _part(self, epoch: int, staged: str) -> bytes:
+        try:
+            return self._remote.get(staged)
+        except FileNotFoundError as error:
+            raise self._gone(epoch, staged) from error
+
+    def _gone(self, epoch: int, staged: str) -> SinkError:
+        self._check_claim()  # another writer that takes over removes what is staged
+        return SinkError(
+            f"{self._where}/{staged} is gone, though it was written. Epoch {epoch} is not complete.\n"
+            "Was it removed by hand, or by a rule of the store for old files? Restore it."
+        )
+
+    def _sweep(self, epoch: int | None = None, *, keep: str | None = None) -> None:
+        """Remove what is staged, all or of an epoch; but not of the attempt `keep`."""
+        for name in self._remote.sizes(STAGED_NAME):
+            found = _STAGED.fullmatch(name)
+            if found and epoch in {None, int(found[1])} and not (keep is not None and found[2] == keep):
+                self._remote.remove(f"{STAGED_NAME}/{name}")
+
+    def _there(self, epoch: int) -> list[str]:
+        """The files of an epoch that are there, in order."""
+        name = epoch_name(epoch)
+        whole = f"{name}.{self._rows.format}"
+        if self._remote.exists(whole):
+            return [whole]
+        return sorted(f"{name}/{part}" for part in self._remote.sizes(name) if part.startswith(PART_PREFIX))
+
+    def _compare(self, epoch: int, there: Sequence[str], would: Sequence[tuple[str, bytes]]) -> None:
+        """What is there must be what would have been written, in however many files."""
+        found = [(name, self._remote.get(name)) for name in there]
+        same = [data for _, data in found] == [data for _, data in would]
+        if not would or not (same or same_rows(self._rows.decoded(found), self._rows.decoded(would))):
             raise SinkError(
-                f"{self._where} already has epoch {epoch} ({name}), with other rows than are released now.\n"
+                f"{self._where} already has epoch {epoch} ({there[0]}), with other rows than are released now.\n"
                 f"It is the output of another run. Choose another place, or move this one away; nothing was overwritten."
             )
 
@@ -338,19 +448,73 @@ class RemoteFileSink(Sink):
         after = self._stream.resumes_after
         if after is None or (self._stream.discard_later and not discard):
             return
-        epochs = {name: int(found[1]) for name in self._remote.sizes("") if (found := EPOCH_NAME.fullmatch(name))}
-        later = {name: epoch for name, epoch in epochs.items() if epoch > after}
+        later = {name: epoch for name, epoch in self._epochs().items() if epoch > after}
         if not later:
             return
         if not discard:
             raise later_output(self._where, self._stream, list(later.values()))
         for name in sorted(later):
-            self._remote.put(f"{DISCARDED_PREFIX}{after + 1}/{name}{DISCARDED_ENDING}", self._remote.get(name))
-            self._remote.remove(name)
-        log.warning("later output set aside", extra={"step": self._stream.step, "epochs": sorted(later.values())})
+            self._set_aside(name, f"{DISCARDED_PREFIX}{after + 1}/{name}{DISCARDED_ENDING}")
+        log.warning("later output set aside", extra={"step": self._stream.step, "epochs": sorted(set(later.values()))})
+
+    def _epochs(self) -> dict[str, int]:
+        """The files of epochs with the epochs' numbers."""
+        whole = {name: int(found[1]) for name in self._remote.sizes("") if (found := EPOCH_NAME.fullmatch(name))}
+        parted = {name: int(found[1]) for name in self._remote.folders("") if (found := EPOCH_NAME.fullmatch(name))}
+        after = self._stream.resumes_after or 0
+        return whole | {
+            f"{folder}/{name}": epoch
+            for folder, epoch in parted.items()
+            if epoch > after
+            for name in self._remote.sizes(folder)
+        }
+
+    def _set_aside(self, name: str, to: str) -> None:
+        self._remote.put(to, self._remote.get(name))
+        self._remote.remove(name)
+
+
+class RemoteDeadLetterSink(RemoteFileSink):
+    """Writes dead letters, which stop no pipeline: as `files.sink.DeadLetterSink`, at a URL."""
+
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        try:
+            super().release(epoch, frame)
+        except SinkError as error:
+            there = self._there(epoch)
+            if not there:
+                raise
+            self._set_damaged_aside(there, error)
+            super().release(epoch, frame)
+
+    def _mark(self) -> None:
+        try:
+            super()._mark()
+        except SinkError as error:
+            found = self._remote.sizes("")
+            written = [name for name in found if name.startswith((EPOCH_PREFIX, ROWS_PREFIX))]
+            # The letters beside a mark that cannot be read are still letters; those of another stream are not.
+            marked = [MARK_NAME] if MARK_NAME in found else []
+            self._set_damaged_aside([*marked, *(written if self._is_readable() else [])], error)
+            self._remote.put(MARK_NAME, self._rows.mark.to_json())
+
+    def _is_readable(self) -> bool:
+        try:
+            read_mark(self._remote.get(MARK_NAME), where=self._where)
+        except (FileNotFoundError, SinkError):
+            return False
+        return True
+
+    def _set_damaged_aside(self, names: Sequence[str], problem: Exception) -> None:
+        place = next(name for n in count(1) if not self._remote.sizes(name := f"{DAMAGED_PREFIX}{n}"))
+        for name in names:
+            self._set_aside(name, f"{place}/{name.replace('/', '-')}")
+        where = f"{self._where}/{place}"
+        log.warning("dead letters damaged", extra={"problem": str(problem), "files": list(names), "set_aside": where})
 
 
 def first_remote_output(settings: FileSettings) -> str | None:
     """The first file of rows at the URL of a sink; None if there is none."""
-    names = sorted(open_url(settings.path).sizes(""))
+    remote = open_url(settings.path)
+    names = sorted([*remote.sizes(""), *remote.folders("")])
     return next((f"{settings.path}/{name}" for name in names if name.startswith((EPOCH_PREFIX, ROWS_PREFIX))), None)

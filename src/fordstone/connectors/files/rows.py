@@ -367,7 +367,7 @@ def _directory(place: str | Path) -> tuple[list[str], _Read]:
     local = local_path(str(place))
     if local is None:
         remote = FsspecRemote(*open_filesystem(str(place), kind="files"))
-        return list(remote.sizes("")), remote.get
+        return list(remote.walk(deep=True)), remote.get
     path = Path(local)
     try:
         found = [*path.iterdir(), *path.glob(f"{EPOCH_PREFIX}*/{PART_PREFIX}*")]

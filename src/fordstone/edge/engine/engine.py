@@ -93,12 +93,12 @@ class Engine:
         resumption: Resumption,
         *,
         outbox: Outbox | None = None,
-        take_over: Callable[[], None] | None = None,
+        take_lease: Callable[[], None] | None = None,
     ) -> None:
         """`outbox`: where sealed epochs wait for the hub; needed if a sink sends rows to the center.
 
-        `take_over` is called before sinks are opened. With a take-over it gets the lease: nothing is released under a generation that is
-        not known to be granted.
+        `take_lease` is called before sinks are opened. With a take-over, nothing is released under a generation that is not known to be
+        granted.
         """
         plan, config, environment = job.plan, job.config, job.environment
         check_tiers(plan, has_hub=outbox is not None)
@@ -116,8 +116,8 @@ class Engine:
         self._outbox = outbox
         if outbox is not None:
             outbox.begin(resumption.next_epoch - 1, crosses=bool(self._crossing.streams))
-        if take_over is not None:
-            take_over()
+        if take_lease is not None:
+            take_lease()
         self._limit: ReadingLimit | None = None
         self._state_bytes_max = config.state_bytes_max or default_state_bytes()
         self.writer = self._make_writer()

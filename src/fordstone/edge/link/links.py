@@ -178,15 +178,16 @@ class HubLink:
         if config.hub_state or config.take_over:
             self.remote = hub_checkpoints(hub, store, ownership, take_over=config.take_over)
 
-    def take_over(self) -> None:
-        """Take the lease before sinks are opened, so that they know the new generation. `SinkDelayedError` if that has to wait for the hub.
+    def take_lease(self, *, take_over: bool) -> None:
+        """Take the lease before sinks are opened, so that they know the new generation.
 
-        A node that was granted a generation before does not wait for a hub that is away.
+        `SinkDelayedError` if a take-over has to wait for the hub. Others do not wait for one that is away, nor does a node that was
+        granted a generation before.
         """
         try:
-            self.sender.take_over()
+            self.sender.take_lease()
         except HubAwayError as error:
-            if not self._ownership.owner.granted:
+            if take_over and not self._ownership.owner.granted:
                 raise SinkDelayedError(
                     f"{error} Until the hub has granted the take-over, nothing may be written."
                 ) from error
@@ -268,10 +269,14 @@ class Links:
     def outbox(self) -> Outbox | None:
         return None if self._hub is None else self._hub.outbox
 
-    def take_over(self) -> None:
-        """With `take_over`: fence the former holder at the hub. Called after recovery, before a sink is opened."""
-        if self._config.take_over and self._hub is not None:
-            self._hub.take_over()
+    def take_lease(self) -> None:
+        """Take the lease if this directory never had it, or takes it over. Called after recovery, before a sink is opened.
+
+        A second machine of the same name is stopped here, before it claims the sinks of the first.
+        """
+        take_over = self._config.take_over
+        if self._hub is not None and (take_over or not self.ownership.owner.granted):
+            self._hub.take_lease(take_over=take_over)
 
     def remote(self) -> RemoteCheckpoints | None:
         """Return the checkpoints at the URL or at the hub, to recover from."""

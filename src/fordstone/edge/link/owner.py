@@ -56,6 +56,12 @@ def next_owner(disk: Disk, directory: str) -> Owner:
     return owner
 
 
+def granted_to(disk: Disk, directory: str) -> int:
+    """The generation that the hub granted to a state directory last; 0: none."""
+    owner = _read(disk, f"{directory}/{OWNER_NAME}")
+    return 0 if owner is None else owner.granted
+
+
 class Ownership:
     """The owner of one start. Recovery and the sender tell it what the hub granted; any thread may read."""
 

@@ -275,8 +275,8 @@ class Sender:
             return did
         return False
 
-    def take_over(self) -> None:
-        """Take the lease now. Called before the first `step`, by a start that takes over. `HubAwayError` if it has to be tried again."""
+    def take_lease(self) -> None:
+        """Take the lease now. Called before the first `step`, if sinks should not be opened without it. `HubAwayError` if it has to be tried again."""
         try:
             self._take_lease(self._look())
         except HubRefusedError as error:

@@ -148,11 +148,14 @@ class WideSum(Part):
         return tuple(f"__w{values.index}_{limb}" for limb in range(_LIMBS))
 
     def of_rows(self, values: Values, rows: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
-        return [limb.sum().alias(name) for limb, name in zip(self._limbs(values), self.columns(values), strict=True)]
+        return [
+            limb.sum().alias(name) for limb, name in zip(self.limbs(values.value), self.columns(values), strict=True)
+        ]
 
     def of_row(self, values: Values) -> list[pl.Expr]:
         return [
-            limb.fill_null(0).alias(name) for limb, name in zip(self._limbs(values), self.columns(values), strict=True)
+            limb.fill_null(0).alias(name)
+            for limb, name in zip(self.limbs(values.value), self.columns(values), strict=True)
         ]
 
     def merged(self, values: Values, partials: pl.DataFrame) -> list[pl.Expr]:  # noqa: ARG002 - one way for all
@@ -169,8 +172,9 @@ class WideSum(Part):
             found = [Decimal(total).scaleb(-kind.scale) if -limit < total < limit else None for total in totals]
         return pl.Series(found, dtype=kind.polars, strict=True)
 
-    def _limbs(self, values: Values) -> list[pl.Expr]:
-        rest, found = values.value.to_physical().cast(pl.Int128), []
+    def limbs(self, value: pl.Expr) -> list[pl.Expr]:
+        """The limbs of decimals, the lowest first."""
+        rest, found = value.to_physical().cast(pl.Int128), []
         for _ in range(_LIMBS - 1):
             above = rest // whole(_LIMB)
             found.append((rest - above * whole(_LIMB)).cast(pl.Int64))

@@ -69,9 +69,13 @@ def _count(call: AggregateCall, values: Values) -> pl.Expr:  # noqa: ARG001 - al
     return pl.col(COUNT.column(values))
 
 
+def _is_wide(kind: DataType) -> bool:
+    """Whether sums may have more digits than any decimal."""
+    return kind.name == "decimal" and kind.precision == DECIMAL_DIGITS_MAX
+
+
 def _sum_parts(call: AggregateCall) -> tuple[Part, ...]:
-    wide = call.type.name == "decimal" and call.type.precision == DECIMAL_DIGITS_MAX
-    return COUNT, WIDE_SUM if wide else SUM
+    return COUNT, WIDE_SUM if _is_wide(call.type) else SUM
 
 
 def _sum(call: AggregateCall, values: Values) -> pl.Expr:
@@ -118,9 +122,16 @@ def _collected(call: AggregateCall, values: Values) -> pl.Expr:
 
 
 def _different_sum(call: AggregateCall, values: Values) -> pl.Expr:
-    """Of the different values; integers in 64 bits, which wraps."""
-    found = DIFFERENT.found(values).cast(pl.List(call.type.polars))
-    return pl.when(found.list.len() > 0).then(found.list.sum()).cast(call.type.polars)
+    """Of the different values; integers in 64 bits, which wraps, and decimals as `_sum`."""
+    kind = call.type
+    found = DIFFERENT.found(values).cast(pl.List(kind.polars))
+    total = found.list.sum()
+    if _is_wide(kind):
+        limbs = [found.list.eval(limb).list.sum().fill_null(0) for limb in WIDE_SUM.limbs(pl.element())]
+        total = pl.struct(limb.alias(str(place)) for place, limb in enumerate(limbs)).map_batches(
+            lambda sums: WIDE_SUM.totals(sums.struct.unnest().get_columns(), kind), return_dtype=kind.polars
+        )
+    return pl.when(found.list.len() > 0).then(total).cast(kind.polars)
 
 
 def _distinct(call: AggregateCall) -> Distinct:

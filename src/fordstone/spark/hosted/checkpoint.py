@@ -69,6 +69,8 @@ class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     seed: str | None = None
     """The edge's state directory that the state came from, if it did not begin empty."""
     seed_node: str | None = None
+    seed_granted: int = 0
+    """The generation that the edge had from its hub, under which the query writes to sinks."""
     bounded: bool = False
     owner: str = ""
     """The identity of this query as a publisher: random, made with the location."""

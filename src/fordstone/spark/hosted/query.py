@@ -164,6 +164,7 @@ class HostedQuery:
             node=self.identity.seed_node or self.config.node,
             holder=self.identity.owner,
             start=uuid4().hex,
+            hub=self.identity.seed_granted,
             local=self.files.next_start(),
         )
         specs = sink_specs(self.plan, stream_types(self.plan), writer=writer)
@@ -228,12 +229,17 @@ def hosted_query(
         first_epoch=1 if seed is None else seed.epoch + 1,
         seed=None if seed is None else seed.root,
         seed_node=None if seed is None else seed.manifest.node,
+        seed_granted=0 if seed is None else seed.granted,
         bounded=config.bounded,
         owner=uuid4().hex,
     )
     if known is not None and known.seed is not None:
         wanted = msgspec.structs.replace(
-            wanted, seed=known.seed, seed_node=known.seed_node, first_epoch=known.first_epoch
+            wanted,
+            seed=known.seed,
+            seed_node=known.seed_node,
+            seed_granted=known.seed_granted,
+            first_epoch=known.first_epoch,
         )
     identity = stored.claim(wanted)
     if config.shards is not None and config.shards != identity.shards:

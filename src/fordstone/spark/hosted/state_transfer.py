@@ -18,6 +18,7 @@ import msgspec
 import polars as pl
 
 from fordstone.edge.engine.recovery import check_plan
+from fordstone.edge.link.owner import granted_to
 from fordstone.epochs.manifest import Cut, Manifest, StateRuns, TaskCut
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError
@@ -52,6 +53,8 @@ class Seed:
     manifest: Manifest
     steps: frozenset[str]
     """The steps whose state is taken over."""
+    granted: int = 0
+    """The generation that the edge had from its hub: the query writes to its sinks in its place."""
 
     @property
     def epoch(self) -> int:
@@ -172,7 +175,8 @@ def edge_seed(
             f"pipeline {plan.pipeline} has ended: with epoch {manifest.epoch} its bounded input was read to the end and all its windows "
             "were closed, so every further row would be late. Begin without --from-checkpoint."
         )
-    return Seed(root=root, manifest=manifest, steps=steps)
+    granted = granted_to(disk, f"{plan.pipeline}/{node}")
+    return Seed(root=root, manifest=manifest, steps=steps, granted=granted)
 
 
 Pieces = dict[str, list[bytes]]

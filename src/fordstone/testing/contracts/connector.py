@@ -621,6 +621,20 @@ class SinkContract(ABC):
         copy.release(3, self.rows(30, 3))
         assert_frame_equal(self.seen(tmp_path), pl.concat([self.rows(epoch * 10, 3) for epoch in (1, 2, 3)]))
 
+    def test_a_state_without_a_hub_takes_over_from_one_with_a_hub_only_on_purpose(self, tmp_path: Path) -> None:
+        if not self.fences(tmp_path):
+            return
+        granted = self.open_as(tmp_path, 2)
+        granted.release(1, self.rows(10, 3))
+        with _raises(FencedError, r"generation 2\.1.*--discard-later-output"):
+            self.open_as(tmp_path, 0, 9, resumes_after=1)
+        moved = self.open_as(tmp_path, 0, 9, resumes_after=1, discard_later=True)
+        moved.release(2, self.rows(20, 3))
+        with _raises(FencedError):
+            granted.release(2, self.rows(90, 3))
+        self.open_as(tmp_path, 0, 10, owner="state-0", resumes_after=2).release(3, self.rows(30, 3))
+        assert_frame_equal(self.seen(tmp_path), pl.concat([self.rows(epoch * 10, 3) for epoch in (1, 2, 3)]))
+
     def test_sinks_of_one_start_share_their_claim(self, tmp_path: Path) -> None:
         if not self.fences(tmp_path):
             return
