@@ -153,6 +153,24 @@ def test_files_that_may_not_be_opened_bound_connections_too():
 
 
 @pytest.mark.parametrize(
+    ("files_max", "most", "owned"),
+    [
+        (20_000, 400, 400),
+        (10_000, 400, 200),
+        (412, 400, 32),  # the usual limit of 1,024 open files
+        (412, 8_000, 164),
+        (40, 400, 20),
+        (2, 400, 1),
+    ],
+)
+def test_one_token_takes_its_share_of_the_connections_however_few_there_are(files_max, most, owned):
+    lines = Lines(Limits(), files_max=files_max)
+    for number in range(owned + 1):
+        lines.open(f"a{number}", idle=False)
+        assert lines.owned(f"a{number}", "token t", most) == (number < owned)
+
+
+@pytest.mark.parametrize(
     ("host", "name"),
     [
         ("192.0.2.7", "192.0.2.7"),

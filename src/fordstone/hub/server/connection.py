@@ -33,6 +33,8 @@ HEAD_BYTES_MAX: Final = 32 << 10
 """Maximum size of a head, and of the other bytes that are no body: marks between chunks, trailers."""
 HEAD_SECONDS_MAX: Final = 20.0
 """Timeout for a head."""
+OWNED_MIN: Final = 32
+"""Connections that one token may have even if few files may be open, or half of them all."""
 PIPELINED_MAX: Final = 4
 """Maximum number of requests that a client sends on a connection before the first of them is answered. Our clients send one."""
 UNREAD_BYTES_MAX: Final = 16 << 10
@@ -117,8 +119,10 @@ class Connections:
     def belongs_to(self, connection: Connection, owner: str | None, most: int) -> bool:
         """Count a connection to the owner that its newest request has shown; None: to its peer.
 
-        False if the owner has `most` connections already, all of them with a request in progress.
+        False if the owner has `most` connections already, all of them with a request in progress. If the process may open few files, it is
+        fewer: the same share of all connections, but some.
         """
+        most = min(most, max(most * self._most // self._limits.connections_max, min(OWNED_MIN, self._most // 2), 1))
         if connection.peer is None or connection.owner == owner:
             return True
         if owner is not None:
