@@ -118,7 +118,7 @@ class HubApp:
             polls=self._polls,
             quota=quota,
             health=HubHealth(log, quota),
-            uploads=NodeUploads(free_bytes=quota.free_bytes if isinstance(blobs, DiskBlobs) else None),
+            uploads=NodeUploads(free_bytes=quota.free_bytes, blobs_on_disk=isinstance(blobs, DiskBlobs)),
             scrub=self.scrub,
             metrics=metrics,
             log_metrics=LogMetrics(log, metrics),
