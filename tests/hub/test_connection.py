@@ -541,7 +541,7 @@ def test_a_client_that_never_reads_is_cut_off_and_its_memory_counts_until_then(t
             sock = unread(host, port, b"")
             sock.setblocking(False)
             _, writer = await asyncio.open_connection(sock=sock, ssl=tls_pair[1], server_hostname="127.0.0.1")
-            writer.transport.pause_reading()
+            cast("asyncio.Transport", writer.transport).pause_reading()
             writer.write(ASK)
         else:
             sock = unread(host, port, ASK)

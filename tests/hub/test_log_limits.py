@@ -58,13 +58,14 @@ class Hub:
         body = ConsumerPosition(streams={"s": {}})
         self.log.write(lambda tx: commits.save_position(tx, pipeline, consumer, body)).result(10)
 
+    def chain(self, node: str) -> str:
+        return self.log.read(lambda log: commits.head(log, "p", node)).chain
+
     def passed(self, consumer: str, **streams: dict[str, int]) -> dict[str, dict[str, str]]:
         """Report positions as the hub's handler does; return what was refused."""
+        chains = {one.node: self.chain(one.node) for one in self.log.read(lambda log: log.nodes())}
         at = {
-            stream: {
-                node: NodePosition(epoch, self.log.read(lambda log, node=node: commits.head(log, "p", node)).chain)
-                for node, epoch in nodes.items()
-            }
+            stream: {node: NodePosition(epoch, chains.get(node, "")) for node, epoch in nodes.items()}
             for stream, nodes in streams.items()
         }
         kept, refused = self.log.read(lambda log: commits.check_positions(log, "p", ConsumerPosition(streams=at)))
@@ -83,7 +84,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     log.close()
 
 
-def refused(work: Callable[[], None]) -> str:
+def refused(work: Callable[[], object]) -> str:
     with pytest.raises(Rejection) as raised:
         work()
     assert (raised.value.refusal.error, raised.value.status) == ("limit_reached", 409)

@@ -163,6 +163,9 @@ class Handlers:
     metrics: HubMetrics
     log_metrics: LogMetrics
     readers: Executor
+    """For what may take long: pages, lists, positions of many nodes, large bodies."""
+    quick_readers: Executor
+    """For what nodes wait for."""
     blob_threads: Executor
     direct_url: str | None
     small_bytes_max: int
@@ -200,17 +203,17 @@ class Handlers:
     async def _read_bytes(self, node: str, size_bytes: int) -> None:
         """Find out what a node has at the hub, if that is not known well enough to take more."""
         if self.uploads.is_unread(node, size_bytes):
-            self.uploads.read(node, await self._read(lambda log: log.node_bytes(node)))
+            self.uploads.read(node, await self._read_quickly(lambda log: log.node_bytes(node)))
 
     async def lease(self, request: Request, pipeline: str, node: str) -> Response:
         asked = decoded(await request.body(), LeaseRequest)
         return json_response(await self._write(lambda tx: commits.lease(tx, pipeline, node, asked)))
 
     async def head(self, _: Request, pipeline: str, node: str) -> Response:
-        return json_response(await self._read(lambda log: commits.head(log, pipeline, node)))
+        return json_response(await self._read_quickly(lambda log: commits.head(log, pipeline, node)))
 
     async def checkpoint(self, _: Request, pipeline: str, node: str) -> Response:
-        return json_response(await self._read(lambda log: commits.newest_checkpoint(log, pipeline, node)))
+        return json_response(await self._read_quickly(lambda log: commits.newest_checkpoint(log, pipeline, node)))
 
     async def stream_nodes(self, request: Request, pipeline: str, stream: str) -> Response:
         after = integer_in_query(request, "after", 0)
@@ -373,6 +376,11 @@ class Handlers:
     async def _read(self, query: Callable[[LogReader], T]) -> T:
         return await _in_time(self._on_reader(lambda: self.log.read(query)))
 
+    async def _read_quickly(self, query: Callable[[LogReader], T]) -> T:
+        """Read what a node waits for, and what takes a few lookups: it does not wait for what takes long."""
+        reading = asyncio.get_running_loop().run_in_executor(self.quick_readers, lambda: self.log.read(query))
+        return await _in_time(reading)
+
     async def _on_reader(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.readers, work)
 
@@ -511,7 +519,7 @@ class Handlers:
         token, node = request.scope.get(TOKEN), node_of(request)
         if token is None or node is None or self.uploads.has(node, digest):
             return
-        if not await self._read(lambda log: log.may_read_blob(node, token.pipelines, digest)):
+        if not await self._read_quickly(lambda log: log.may_read_blob(node, token.pipelines, digest)):
             raise _no_blob(digest)
 
     async def _keep_small(self, upload: Upload, digest: str) -> Stored:
