@@ -495,7 +495,7 @@ ASK = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 class Large:
-    """An app behind the hub's middleware that answers each request with a large response; and what the middleware counts."""
+    """An app with the hub's middleware that answers each request with a large response; and what the middleware counts."""
 
     def __init__(self, data: Path, *, size_bytes: int = 400_000, pieces: int = 1, **limits: Any) -> None:
         self.size_bytes, self.pieces = size_bytes, pieces

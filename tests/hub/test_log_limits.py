@@ -169,7 +169,7 @@ def test_positions_of_nodes_without_rows_in_the_stream_are_not_kept(hub: Hub) ->
     assert hub.passed("a", s={"n": 1, "m": 0}, t={"n": 1, "m": 0}) == {}
     kept = hub.log.read(lambda log: commits.position(log, "p", "a"))
     assert {stream: set(nodes) for stream, nodes in kept.streams.items()} == {"s": {"n"}, "t": set()}
-    assert list(hub.passed("a", s={"m": 1})["s"]) == ["m"], "the hub was set back: the reader is told"
+    assert list(hub.passed("a", s={"m": 1})["s"]) == ["m"], "the hub was set back: the reader has to know"
 
 
 def test_a_position_that_was_checked_before_its_node_was_forgotten_leaves_no_row(hub: Hub) -> None:
