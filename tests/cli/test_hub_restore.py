@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 from tests.cli.place import Invoke
+from tests.hub.started import started
 
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.storage.disk import OsDisk
@@ -32,6 +33,19 @@ def test_the_data_of_a_running_hub_is_not_changed(invoke: Invoke, tmp_path: Path
         disk.lock()
         assert invoke("hub", "restore", "--data", str(tmp_path)).exit_code == 1
     assert ids(tmp_path) == before
+
+
+def test_restore_is_rejected_while_a_hub_uses_the_directory(invoke: Invoke, tmp_path: Path):
+    data = tmp_path / "data"
+    with started(data) as hub:
+        result = invoke("hub", "restore", "--data", str(data))
+        assert (result.exit_code, hub.process.poll()) == (1, None)
+        assert f"a hub is running in {data}" in result.output
+        assert hub.stop()[0] == 0
+    before, former = ids(data)
+    assert former == ()
+    assert invoke("hub", "restore", "--data", str(data)).exit_code == 0
+    assert ids(data)[1] == (before,)
 
 
 def test_a_directory_without_a_log_is_reported_and_left_empty(invoke: Invoke, tmp_path: Path):

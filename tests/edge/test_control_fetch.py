@@ -40,8 +40,12 @@ def log_of(disk: MemoryDisk) -> ControlLog:
     return ControlLog(disk, FOLDER, schema=SCHEMA, keys=KEYS)
 
 
-def fetcher_of(hub: FakeHub, log: ControlLog, *, taken: int = 0, failpoints: Any = None) -> ControlFetcher:
-    return ControlFetcher(hub, log, pipeline="p", control="t", taken=taken, failpoints=failpoints, chance=lambda: 1.0)
+def fetcher_of(
+    hub: FakeHub, log: ControlLog, *, taken: int = 0, failpoints: Any = None, chance: float = 1.0
+) -> ControlFetcher:
+    return ControlFetcher(
+        hub, log, pipeline="p", control="t", taken=taken, failpoints=failpoints, chance=lambda: chance
+    )
 
 
 def problem_of(fetcher: ControlFetcher) -> str | None:

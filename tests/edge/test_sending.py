@@ -137,8 +137,7 @@ class Node:
             store=self.store,
             owner=Owner(holder="me", incarnation=self.incarnation, start=f"start-{self.incarnation}"),
             clock=self.clock,
-            chance=lambda: 0.0,
-            **self.options,
+            **({"chance": lambda: 0.0} | self.options),
         )
 
     def crash(self, rng: Random | None = None) -> None:
@@ -675,3 +674,18 @@ def replace(disk: MemoryDisk, path: str, data: bytes) -> None:
     disk.remove(path)
     disk.create(path, data)
     disk.fsync(path)
+
+
+def test_nodes_that_lost_the_hub_together_try_again_at_different_times():
+    def wait_us(chance: float) -> int | None:
+        node = Node(chance=lambda: chance)
+        node.seal()
+
+        def away(_: str) -> None:
+            raise HubAwayError("away")
+
+        node.hub.before = away
+        node.sender.step()
+        return node.sender.idle_wait_us
+
+    assert [wait_us(chance) for chance in (0.0, 0.5, 1.0)] == [125_000, 187_500, 250_000]

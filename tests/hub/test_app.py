@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,18 +23,24 @@ from tests.waiting import until
 from fordstone.errors import HubRefusedError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
+from fordstone.hub.client.reader import StreamReader
 from fordstone.hub.messages import (
     BLOB_BYTES_MAX,
     BODY_BYTES_MAX,
     NAMES_MAX,
+    POSITIONS_PER_REQUEST_MAX,
     ConsumerPosition,
     EpochEntry,
+    EpochRange,
+    EpochsRequest,
     Generation,
     Health,
     NodePosition,
     Refusal,
     StreamSegment,
 )
+from fordstone.hub.server.serve import READERS
+from fordstone.hub.store import commits
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.protocol.progress import Counters
 
@@ -439,3 +446,39 @@ def test_a_hub_over_another_kind_of_store(tmp_path: Path) -> None:
         assert client.get_blob(digest_of(data)) == data
         assert client.missing([digest_of(data)]) == set()
     assert not (tmp_path / "blobs").exists()
+
+
+def test_a_node_does_not_wait_for_the_long_reads_of_a_center(
+    hub: HubAddress, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, end = threading.Semaphore(0), threading.Event()
+    found = commits.stream_epochs
+
+    def slow(*args: Any) -> Any:
+        began.release()
+        assert end.wait(PATIENCE_S)
+        return found(*args)
+
+    monkeypatch.setattr(commits, "stream_epochs", slow)
+    asked = EpochsRequest(nodes={"n": EpochRange()})
+    with ThreadPoolExecutor(READERS) as threads:
+        clients = [HubClient(hub) for _ in range(READERS)]
+        waiting = [threads.submit(client.stream_epochs, "p", "s", asked) for client in clients]
+        for _ in waiting:
+            assert began.acquire(timeout=PATIENCE_S)
+        assert node.client.head("p", "n").epoch == 0
+        assert not any(one.done() for one in waiting)
+        end.set()
+        for one, client in zip(waiting, clients, strict=True):
+            one.result(PATIENCE_S)
+            client.close()
+
+
+def test_more_positions_than_a_request_may_have_are_rejected_and_clients_send_several(client: HubClient) -> None:
+    most = POSITIONS_PER_REQUEST_MAX
+    at = {f"n{number}": NodePosition() for number in range(most)}
+    with pytest.raises(HubRefusedError, match=f"at most {most} positions, this one {most + 1}"):
+        client.consumer("p", "c", ConsumerPosition(streams={"s": at, "t": {"n": NodePosition()}}))
+    beyond = {f"{name}-{'x' * 90}": NodePosition(1, "a" * 64) for name in (*at, "last")}
+    assert StreamReader(client, "p", "s").acknowledge("c", beyond).keys() == beyond.keys()
+    assert StreamReader(client, "p", "s").acknowledge("c", {}) == {}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,8 +15,10 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 import uvicorn
+from starlette.responses import Response, StreamingResponse
 from tests.hub.sending import Node, entry
 from tests.hub.started import SECONDS_MAX, Started, started
+from tests.hub.test_middleware import Front
 from uvicorn.server import ServerState
 
 from fordstone.hub.client.address import HubAddress
@@ -150,6 +153,24 @@ def test_files_that_may_not_be_opened_bound_connections_too():
 
 
 @pytest.mark.parametrize(
+    ("files_max", "most", "owned"),
+    [
+        (20_000, 400, 400),
+        (10_000, 400, 200),
+        (412, 400, 32),  # the usual limit of 1,024 open files
+        (412, 8_000, 164),
+        (40, 400, 20),
+        (2, 400, 1),
+    ],
+)
+def test_one_token_takes_its_share_of_the_connections_however_few_there_are(files_max, most, owned):
+    lines = Lines(Limits(), files_max=files_max)
+    for number in range(owned + 1):
+        lines.open(f"a{number}", idle=False)
+        assert lines.owned(f"a{number}", "token t", most) == (number < owned)
+
+
+@pytest.mark.parametrize(
     ("host", "name"),
     [
         ("192.0.2.7", "192.0.2.7"),
@@ -281,9 +302,24 @@ def test_handshakes_that_never_end_are_counted_and_make_room(tmp_path):
         assert code == 0, err
 
 
-async def connected(app, talk, *, connections_max: int = 10, head_seconds_max: float = 0.05) -> None:
-    """Have `talk` talk to an app over connections of ours."""
-    config = uvicorn.Config(app, http="httptools", ws="none", log_config=None, lifespan="off")
+async def connected(
+    app,
+    talk,
+    *,
+    connections_max: int = 10,
+    head_seconds_max: float = 0.05,
+    close_seconds_max: float = SECONDS_MAX,
+    tls: ssl.SSLContext | None = None,
+    all_gone: bool = False,
+) -> None:
+    """Have `talk` talk to an app over connections of ours. `all_gone`: after it, the server closes them by itself."""
+    asked = asyncio.Event()
+
+    async def counted(scope, receive, send) -> None:
+        asked.set()
+        await app(scope, receive, send)
+
+    config = uvicorn.Config(counted, http="httptools", ws="none", log_config=None, lifespan="off")
     config.load()
     state, connections = ServerState(), Connections(Limits(connections_max=connections_max))
     server = await asyncio.get_running_loop().create_server(
@@ -293,17 +329,39 @@ async def connected(app, talk, *, connections_max: int = 10, head_seconds_max: f
             app_state={},
             connections=connections,
             head_seconds_max=head_seconds_max,
+            close_seconds_max=close_seconds_max,
         ),
         "127.0.0.1",
         0,
+        ssl=tls,
     )
+    # Accepted connections inherit it: what a client does not read soon stays in the process.
+    server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
     async with server:
         async with asyncio.timeout(SECONDS_MAX):
             await talk(*server.sockets[0].getsockname())
+            if all_gone:
+                await asked.wait()
+                await eventually(lambda: not state.connections)
         for connection in list(state.connections):
             connection.transport.abort()
         while state.tasks:
             await asyncio.wait(state.tasks)
+
+
+def unread(host: str, port: int, data: bytes) -> socket.socket:
+    """A connection with a small buffer on which a request was sent, and nothing is read."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    sock.connect((host, port))
+    sock.sendall(data)
+    return sock
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until something holds; the timeout is that of `connected`."""
+    for _ in iter(holds, True):
+        await asyncio.sleep(0.005)
 
 
 async def opened(host: str, port: int, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -429,3 +487,133 @@ def test_thousands_of_requests_on_one_connection_are_not_taken_for_one_head():
         writer.close()
 
     asyncio.run(connected(say_ok, talk, head_seconds_max=SECONDS_MAX))
+
+
+# Clients that do not read.
+
+ASK = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+class Large:
+    """An app with the hub's middleware that answers each request with a large response; and what the middleware counts."""
+
+    def __init__(self, data: Path, *, size_bytes: int = 400_000, pieces: int = 1, **limits: Any) -> None:
+        self.size_bytes, self.pieces = size_bytes, pieces
+        self.front = Front(data, limits=Limits(**limits), handler=self.respond)
+        self.taken_bytes: list[float | None] = []
+        """The memory for bodies that was counted, from time to time."""
+
+    async def respond(self, _: Any) -> Response:
+        piece = b"x" * (self.size_bytes // self.pieces)
+        if self.pieces == 1:
+            return Response(piece)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for _ in range(self.pieces):
+                yield piece
+
+        return StreamingResponse(pieces(), headers={"content-length": str(self.size_bytes)})
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.front.middleware({**scope, "raw_path": b"/v1/nodes", "path": "/v1/nodes"}, receive, send)
+
+    def memory(self) -> float:
+        return self.front.value("body_memory_bytes") or 0.0
+
+
+@pytest.fixture(scope="module")
+def tls_pair() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Contexts of a server and of its client."""
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    authority.configure_trust(client)
+    return server, client
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+def test_a_client_that_never_reads_is_cut_off_and_its_memory_counts_until_then(tmp_path, tls_pair, encrypted, pieces):
+    app = Large(tmp_path, pieces=pieces, chunk_seconds_max=0.5, bytes_per_s_min=1_000_000)
+
+    async def talk(host, port) -> None:
+        if encrypted:
+            sock = unread(host, port, b"")
+            sock.setblocking(False)
+            _, writer = await asyncio.open_connection(sock=sock, ssl=tls_pair[1], server_hostname="127.0.0.1")
+            cast("asyncio.Transport", writer.transport).pause_reading()
+            writer.write(ASK)
+        else:
+            sock = unread(host, port, ASK)
+        await eventually(lambda: app.memory() > 0)
+        assert app.memory() == app.size_bytes
+        await eventually(lambda: app.memory() == 0)
+        assert app.front.value("requests_running") == 0
+        if encrypted:
+            writer.transport.abort()
+        sock.close()
+
+    asyncio.run(connected(app, talk, head_seconds_max=60.0, tls=tls_pair[0] if encrypted else None, all_gone=True))
+    assert app.front.value("disconnects_total") == 1
+
+
+def test_a_client_that_reads_slowly_gets_everything(tmp_path):
+    app = Large(tmp_path, size_bytes=300_000, chunk_seconds_max=0.5)
+
+    async def talk(host, port) -> None:
+        sock = unread(host, port, ASK)
+        sock.setblocking(False)
+        loop, size_bytes = asyncio.get_running_loop(), 0
+        while size_bytes < app.size_bytes:
+            size_bytes += len(await loop.sock_recv(sock, 4_000))
+            await asyncio.sleep(0.01)
+        await eventually(lambda: app.memory() == 0)
+        sock.sendall(ASK)
+        assert (await loop.sock_recv(sock, 12)) == b"HTTP/1.1 200"
+        sock.close()
+
+    asyncio.run(connected(app, talk, head_seconds_max=60.0))
+
+
+def test_small_responses_that_are_not_read_count_too_and_take_no_more_than_one_caller_may_have(tmp_path):
+    app = Large(tmp_path, size_bytes=60_000, memory_bytes_max=200_000)
+
+    async def talk(host, port) -> None:
+        socks = [unread(host, port, ASK) for _ in range(5)]
+        await eventually(lambda: app.front.value("disconnects_total") == 4)
+        assert 0 < app.memory() <= 100_000
+        for sock in socks:
+            sock.close()
+
+    asyncio.run(connected(app, talk, head_seconds_max=60.0))
+
+
+def test_a_client_that_asks_on_without_reading_is_rejected(tmp_path):
+    app = Large(tmp_path)
+
+    async def talk(host, port) -> None:
+        sock = unread(host, port, ASK)
+        await eventually(lambda: app.memory() > 0)
+        sock.sendall(ASK)
+        await eventually(lambda: app.memory() == 0)
+        sock.close()
+
+    asyncio.run(connected(app, talk, head_seconds_max=60.0, close_seconds_max=0.1, all_gone=True))
+
+
+def test_what_is_no_http_is_closed_although_its_rejection_is_not_read():
+    kept: list[socket.socket] = []
+    answered = asyncio.Event()
+
+    async def respond(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100000")]})
+        await send({"type": "http.response.body", "body": b"x" * 100_000})
+        answered.set()
+
+    async def talk(host, port) -> None:
+        kept.append(unread(host, port, ASK))
+        await answered.wait()
+        kept[0].sendall(b"\x00nonsense\r\n\r\n")
+
+    asyncio.run(connected(respond, talk, head_seconds_max=60.0, close_seconds_max=0.1, all_gone=True))
+    kept[0].close()

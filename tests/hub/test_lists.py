@@ -41,7 +41,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubAddress]:
             "INSERT INTO streams VALUES (?, ?, ?)",
             ((number + 1, f"p{number // each}", f"s{number % each:05}") for number in range(MANY)),
         )
-        db.execute("INSERT INTO stream_nodes SELECT id, id, 1, 1, 1, 5, 50, 0, 0, id, 'c', 0, 0, 0 FROM streams")
+        db.execute("INSERT INTO stream_nodes SELECT id, id, 1, 1, 1, 5, 50, 600, 0, 0, id, 'c', 0, 0, 0 FROM streams")
         db.execute("INSERT INTO entries SELECT id, 1, id, 1, 1, 'd', 'c', 1, 1, 0, 0, 5, 50, 1 FROM nodes")
         db.execute("UPDATE counter SET seq = ?", (MANY,))
         db.execute("INSERT INTO consumers VALUES (1, 'p0', 'center', 0)")

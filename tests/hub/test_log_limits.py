@@ -15,6 +15,7 @@ from fordstone.hub.messages import (
     EpochEntry,
     Health,
     LeaseRequest,
+    NodePosition,
     Rejection,
     StreamSegment,
 )
@@ -57,6 +58,20 @@ class Hub:
         body = ConsumerPosition(streams={"s": {}})
         self.log.write(lambda tx: commits.save_position(tx, pipeline, consumer, body)).result(10)
 
+    def chain(self, node: str) -> str:
+        return self.log.read(lambda log: commits.head(log, "p", node)).chain
+
+    def passed(self, consumer: str, **streams: dict[str, int]) -> dict[str, dict[str, str]]:
+        """Report positions as the hub's handler does; return what was refused."""
+        chains = {one.node: self.chain(one.node) for one in self.log.read(lambda log: log.nodes())}
+        at = {
+            stream: {node: NodePosition(epoch, chains.get(node, "")) for node, epoch in nodes.items()}
+            for stream, nodes in streams.items()
+        }
+        kept, refused = self.log.read(lambda log: commits.check_positions(log, "p", ConsumerPosition(streams=at)))
+        self.log.write(lambda tx: commits.save_position(tx, "p", consumer, kept)).result(10)
+        return refused
+
     def health(self, pipeline: str, node: str) -> None:
         body = Health(state="running", sent_us=1)
         self.log.write(lambda tx: commits.save_health(tx, pipeline, node, body)).result(10)
@@ -69,7 +84,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     log.close()
 
 
-def refused(work: Callable[[], None]) -> str:
+def refused(work: Callable[[], object]) -> str:
     with pytest.raises(Rejection) as raised:
         work()
     assert (raised.value.refusal.error, raised.value.status) == ("limit_reached", 409)
@@ -146,6 +161,29 @@ def test_consumers_are_bounded_per_pipeline_and_in_all(hub: Hub) -> None:
     hub.register("q", "a")
     assert "at most 3 consumers" in refused(lambda: hub.register("r", "a"))
     hub.register("p", "a")
+
+
+def test_positions_of_nodes_without_rows_in_the_stream_are_not_kept(hub: Hub) -> None:
+    hub.lease("p", "n")
+    hub.commit("n", entry(1, "a"))
+    assert hub.passed("a", s={"n": 1, "m": 0}, t={"n": 1, "m": 0}) == {}
+    kept = hub.log.read(lambda log: commits.position(log, "p", "a"))
+    assert {stream: set(nodes) for stream, nodes in kept.streams.items()} == {"s": {"n"}, "t": set()}
+    assert list(hub.passed("a", s={"m": 1})["s"]) == ["m"], "the hub was set back: the reader has to know"
+
+
+def test_a_position_that_was_checked_before_its_node_was_forgotten_leaves_no_row(hub: Hub) -> None:
+    hub.lease("p", "n")
+    position = ConsumerPosition(streams={"s": {"n": NodePosition(0, "")}})
+    hub.log.write(lambda tx: commits.save_position(tx, "p", "a", position)).result(10)
+    assert hub.log.read(lambda log: commits.position(log, "p", "a")).streams == {"s": {}}
+
+
+def test_a_consumer_reads_a_bounded_number_of_streams(hub: Hub) -> None:
+    most = LIMITS.streams_per_pipeline
+    hub.passed("a", **{f"s{number}": {} for number in range(most)})
+    hub.passed("a", s3={})
+    assert f"at most {most} streams of a consumer" in refused(lambda: hub.passed("a", another={}))
 
 
 def test_only_a_node_with_a_lease_has_health(hub: Hub) -> None:

@@ -63,6 +63,8 @@ class Front:
     owners: list[tuple[str | None, int]] = field(default_factory=list)
     """Who the connection was said to belong to, and how many it may have."""
     connections_left: bool = True
+    unsent_bytes: int = 0
+    """What its connection has not sent yet."""
 
     def __post_init__(self) -> None:
         async def no_lifespan(scope: Any, receive: Any, send: Any) -> None:

@@ -212,3 +212,18 @@ def test_epochs_that_the_hub_removes_between_two_pages_are_passed_over_by_a_read
     first = [next(found)[0].epoch for _ in range(3)]
     hub.remove_epochs("a", 5)
     assert first + [one.epoch for one, _ in found] == [1, 2, 3, 6, 7, 8, 9]
+
+
+def test_clients_that_lost_the_hub_together_try_again_at_different_times():
+    def first_pause_s(chance: float) -> float:
+        paused: list[float] = []
+
+        def never() -> str:
+            raise HubAwayError("away")
+
+        with pytest.raises(HubAwayError):
+            retry(never, pause=paused.append, chance=lambda: chance)
+        return paused[0]
+
+    longest_s = first_pause_s(1.0)
+    assert [first_pause_s(chance) for chance in (0.0, 0.5)] == pytest.approx([longest_s / 2, longest_s * 0.75])

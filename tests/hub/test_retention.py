@@ -28,6 +28,7 @@ from fordstone.hub.store import commits
 from fordstone.hub.store import retention as retention_module
 from fordstone.hub.store.blobs import BlobLocks, DiskBlobs, Upload
 from fordstone.hub.store.log import HubLog
+from fordstone.hub.store.log_schema import SEGMENT_LOG_BYTES
 from fordstone.hub.store.retention import HOUR_US, Keeping, Removed, Retention
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.protocol.retention import MARKS
@@ -347,8 +348,8 @@ def test_entries_go_far_behind_the_head_and_what_is_sent_again_is_still_known(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention_module, "ENTRIES_KEPT", 2)
-    place.passed("reader", s={"n": 9})
     place.commit(commit_of(*(entry(epoch) for epoch in range(1, 6))))
+    place.passed("reader", s={"n": 9})
     place.all_rounds()
     assert select(place.path, "SELECT epoch FROM entries") == [(4,), (5,)]
     place.commit(commit_of(entry(1), entry(2)))
@@ -359,12 +360,15 @@ def test_the_epoch_that_a_consumer_stands_at_can_be_compared_however_far_the_hea
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention_module, "ENTRIES_KEPT", 2)
-    place.passed("reader", s={"n": 3})
-    place.passed("other", t={"n": 4})
     # Epochs 4 to 6 have no rows for any stream, as those that fill a gap after a take-over.
     without = [msgspec.structs.replace(entry(epoch), streams={}) for epoch in (4, 5, 6)]
     place.commit(commit_of(*(entry(epoch) for epoch in (1, 2, 3)), *without, *(entry(epoch) for epoch in range(7, 20))))
+    place.passed("reader", s={"n": 3})
+    place.passed("other", s={"n": 4})
     place.all_rounds()
+    assert select(place.path, "SELECT log_bytes, epochs FROM stream_nodes") == [
+        (13 * (SEGMENT_LOG_BYTES + len(b"[]")), 13)
+    ]
     assert [epoch for (epoch,) in select(place.path, "SELECT epoch FROM entries")] == [3, 4, *range(7, 20)]
 
 

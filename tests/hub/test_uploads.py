@@ -12,15 +12,17 @@ from typing import Any, cast
 import pytest
 import urllib3
 from tests.hub.running import now_us, running_hub
-from tests.hub.sending import Node, blob, checkpoint, digest_of, entry, run
+from tests.hub.sending import Node, blob, checkpoint, digest_of, entry, run, select
 
 from fordstone.errors import HubAwayError, HubRefusedError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.messages import ConsumerPosition, ControlPublish, Refusal, Rejection
+from fordstone.hub.server import uploads as uploads_module
 from fordstone.hub.server.auth import TokenFile, Tokens
 from fordstone.hub.server.limits import DISK_CHECK_INTERVAL_S, RESERVED_BYTES_MAX, DiskQuota
-from fordstone.hub.server.uploads import DIGESTS_MAX, KEPT_S, READ_EVERY_S, NodeUploads
+from fordstone.hub.server.uploads import KEPT_S, READ_EVERY_S, NodeUploads
+from fordstone.hub.store.log_records import NodeBytes
 
 GIB = 1 << 30
 
@@ -173,17 +175,17 @@ class Disk:
 class Share:
     """Uploads with a disk and a clock that only tests move."""
 
-    def __init__(self, free: float) -> None:
+    def __init__(self, free: float, **more: Any) -> None:
         self.free, self.now_s = free, 0.0
-        self.uploads = NodeUploads(free_bytes=lambda: self.free, clock_s=lambda: self.now_s)
+        self.uploads = NodeUploads(free_bytes=lambda: self.free, clock_s=lambda: self.now_s, **more)
         self.stored: dict[str, int] = {}
 
     def put(self, node: str, number: int, size: int = 10) -> bool:
         """Upload a blob that is new; False if it is refused."""
         if self.uploads.is_unread(node, size):
-            self.uploads.read(node, self.stored.get(node, 0))
+            self.uploads.read(node, NodeBytes(blobs=self.stored.get(node, 0), log=0))
         try:
-            with self.uploads.coming(node, size):
+            with self.uploads.upload(node, size):
                 self.uploads.add(node, f"{number:064x}", size, new=True)
         except Rejection:
             return False
@@ -235,20 +237,64 @@ def test_uploads_that_no_commit_names_are_forgotten_after_a_while():
 
 def test_an_upload_counts_while_it_comes():
     share = Share(100)
-    share.uploads.read("n", 0)
-    with share.uploads.coming("n", 60):
+    share.uploads.read("n", NodeBytes(blobs=0, log=0))
+    with share.uploads.upload("n", 60):
         assert not share.put("n", 1, size=60)
         assert share.put("m", 2, size=30)
     assert share.put("n", 1, size=60)
 
 
-def test_the_number_of_uploads_that_are_known_is_bounded():
-    uploads = NodeUploads(free_bytes=None)
-    for number in range(DIGESTS_MAX + 3):
-        uploads.add("n", f"{number:064x}", 1, new=True)
-    assert not uploads.has("n", f"{2:064x}")
-    assert uploads.has("n", f"{3:064x}")
-    assert not uploads.is_unread("n", 1 << 60)
+def test_the_number_of_uploads_without_a_commit_is_bounded_and_none_leaves_the_count_before_it_leaves_the_disk(
+    monkeypatch,
+):
+    monkeypatch.setattr(uploads_module, "DIGESTS_MAX", 5)
+    share = Share(1_000)
+    assert share.put("n", 0, size=300)
+    assert [share.put("n", number, size=1) for number in range(1, 8)] == [True] * 4 + [False] * 3
+    assert not share.put("n", 9, size=350), "the large one still counts"
+    assert share.put("m", 10, size=300)
+    share.uploads.commit("n", [f"{number:064x}" for number in range(3)])
+    assert [share.put("n", number, size=1) for number in range(11, 16)] == [True] * 3 + [False] * 2
+
+
+def test_uploads_in_progress_count_to_those_without_a_commit(monkeypatch):
+    monkeypatch.setattr(uploads_module, "DIGESTS_MAX", 2)
+    share = Share(1_000)
+    share.uploads.read("n", NodeBytes(blobs=0, log=0))
+    with share.uploads.upload("n", 1), share.uploads.upload("n", 1):
+        assert not share.put("n", 1)
+    assert share.put("n", 1)
+
+
+def test_what_commits_add_to_the_log_counts_also_if_blobs_are_elsewhere():
+    for on_disk, taken in ((True, 90), (False, 50)):
+        share = Share(100, blobs_on_disk=on_disk)
+        share.uploads.read("n", NodeBytes(blobs=40, log=45))
+        with share.uploads.coming("n", 5):
+            share.uploads.commit("n", [], log_bytes=5)
+        assert share.put("n", 1, size=1 if on_disk else 1_000)
+        with pytest.raises(Rejection, match=f"node n has {taken + on_disk} bytes"), share.uploads.coming("n", 60):
+            pass
+
+
+def test_rows_of_the_log_count_as_long_as_they_are_there(tmp_path):
+    disk, ticks = Disk(50 * GIB), iter(range(10**9))
+    quota = DiskQuota([tmp_path], usage=lambda _: disk, clock_s=lambda: next(ticks) * DISK_CHECK_INTERVAL_S)
+    fleet = Fleet(tmp_path, quota=quota, small_bytes_max=0)
+    with fleet.running():
+        node = fleet.node("a")
+        node.put("1")
+        runs = 2_000
+        node.commit(entry(1, *["1"] * runs))
+        (kept,) = select(tmp_path / "hub" / "log.sqlite", "SELECT sum(log_bytes) FROM stream_nodes")[0]
+        assert kept > runs * 100
+        disk.free = RESERVED_BYTES_MAX + kept + runs * 100
+        with pytest.raises(HubAwayError, match="node a has"):
+            node.commit(entry(2, *["1"] * runs))
+        disk.free = 50 * GIB
+        node.put("1")
+        node.commit(entry(2, *["1"] * runs))
+        assert select(tmp_path / "hub" / "log.sqlite", "SELECT sum(log_bytes) FROM stream_nodes") == [(2 * kept,)]
 
 
 def test_the_disk_of_a_hub_is_shared_by_its_nodes(tmp_path):
@@ -260,7 +306,7 @@ def test_the_disk_of_a_hub_is_shared_by_its_nodes(tmp_path):
         greedy.put("1")
         greedy.commit(entry(1, "1"))
         disk.free = RESERVED_BYTES_MAX + 2 * len(blob("1")) - 1
-        with pytest.raises(HubAwayError, match="node a has 6 bytes of blobs at the hub") as away:
+        with pytest.raises(HubAwayError, match=r"node a has \d{3} bytes at the hub") as away:
             greedy.put("2")
         assert "507" in str(away.value)
         fleet.node("b").put("2")

@@ -24,7 +24,7 @@ def restore(parent: str, /, *, data: str | None) -> None:
     Run it once after the data directory was put back, before the hub is started. The log gets a new id, and leases end. Each node then
     sends again what it still has of the epochs that the log lacks; the others are listed as lost (`fordstone nodes`).
     """
-    from fordstone.errors import FordstoneError
+    from fordstone.errors import FordstoneError, StoreLockedError
     from fordstone.hub.store.sqlite import LOG_NAME, SqliteStore
     from fordstone.storage.disk import OsDisk
 
@@ -44,6 +44,10 @@ def restore(parent: str, /, *, data: str | None) -> None:
                 store.close()
         finally:
             disk.close()
+    except StoreLockedError as error:
+        raise UserError(
+            f"a hub is running in {directory}, so its log was not marked as restored. Stop the hub, then try again."
+        ) from error
     except FordstoneError as error:
         raise UserError(str(error)) from error
     click.echo(f"the log in {directory} has the new id {log_id}. Start the hub; nodes compare their epochs with it.")

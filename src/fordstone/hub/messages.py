@@ -28,7 +28,8 @@ RUNBOOK: Final = "docs/how-to/restore-a-hub.md"
 """The page that errors name where a hub was, or should be, restored from a backup."""
 EPOCHS_PER_COMMIT_MAX: Final = 1_000
 """Maximum number of epochs in one commit."""
-RUNS_PER_COMMIT_MAX: Final = 100_000
+RUNS_PER_COMMIT_MAX: Final = 40_000
+"""Maximum number of runs that a commit names. A node sends up to 10,000 of rows, or one epoch, and up to half of these of state."""
 BLOB_BYTES_MAX: Final = 256 << 20
 BODY_BYTES_MAX: Final = 16 << 20
 """Maximum size of a JSON body."""
@@ -44,6 +45,8 @@ NODES_PER_REQUEST_MAX: Final = 1_000
 NAMES_MAX: Final = 1_000
 """Maximum number of streams, or of control tables, in one epoch."""
 DIGESTS_MAX: Final = 100_000
+POSITIONS_PER_REQUEST_MAX: Final = 10_000
+"""Maximum number of positions, of all streams, that a consumer reports in one request."""
 NUMBER_MAX: Final = 2**63 - 1
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
@@ -372,8 +375,10 @@ class ConsumerPosition(Message, frozen=True):
     """`PUT /pipelines/{p}/consumers/{c}`: this consumer will never ask for epochs up to these again: stream to node to position."""
 
     streams: Annotated[
-        dict[Name, Annotated[dict[Name, NodePosition], Meta(max_length=PAGE_ENTRIES_MAX)]], Meta(max_length=NAMES_MAX)
+        dict[Name, Annotated[dict[Name, NodePosition], Meta(max_length=POSITIONS_PER_REQUEST_MAX)]],
+        Meta(max_length=NAMES_MAX),
     ]
+    """Positions of nodes of which the hub has nothing in that stream are passed over."""
 
 
 class Acknowledged(Message, frozen=True):

@@ -40,6 +40,7 @@ from fordstone.hub.messages import (
     NODES_PER_REQUEST_MAX,
     NUMBER_MAX,
     PAGE_ENTRIES_MAX,
+    POSITIONS_PER_REQUEST_MAX,
     REASON_CHARS_MAX,
     RUNBOOK,
     ConsumerPosition,
@@ -391,8 +392,13 @@ class StreamReader:
 
     def acknowledge(self, consumer: str, positions: Mapping[str, NodePosition]) -> dict[str, str]:
         """Register a consumer, or report up to which epochs it needs nothing any more; return what the hub refused, by node."""
-        position = ConsumerPosition(streams={self.stream: dict(positions)})
-        return self.client.consumer(self.pipeline, consumer, position).refused.get(self.stream, {})
+        left, refused = dict(positions), dict[str, str]()
+        while True:
+            part = {node: left.pop(node) for node in list(left)[:POSITIONS_PER_REQUEST_MAX]}
+            position = ConsumerPosition(streams={self.stream: part})
+            refused |= self.client.consumer(self.pipeline, consumer, position).refused.get(self.stream, {})
+            if not left:
+                return refused
 
     def blob(self, ref: RunRef, where: str, direct_url: str | None) -> bytes:
         """The bytes of a run, checked; asks once.

@@ -5,7 +5,7 @@ connection is always let in as long as there is an unauthenticated one to close 
 take no place that a client with one needs. Places are counted per peer address and, with a token, per token.
 
 Invariants: a head has at most `HEADERS_MAX` headers and `HEAD_BYTES_MAX` bytes; a TLS handshake, a head, the rest of an unread
-body and the end of TLS each have a timeout.
+body, the end of TLS and a response that the client does not read each have a timeout.
 """
 
 from __future__ import annotations
@@ -33,12 +33,18 @@ HEAD_BYTES_MAX: Final = 32 << 10
 """Maximum size of a head, and of the other bytes that are no body: marks between chunks, trailers."""
 HEAD_SECONDS_MAX: Final = 20.0
 """Timeout for a head."""
+OWNED_MIN: Final = 32
+"""Connections that one token may have even if few files may be open, or half of them all."""
 PIPELINED_MAX: Final = 4
 """Maximum number of requests that a client sends on a connection before the first of them is answered. Our clients send one."""
+UNREAD_BYTES_MAX: Final = 16 << 10
+"""Maximum size of what a client has not read of the previous responses when it begins the next request. Our clients have read all of it."""
 LINGER_SECONDS_MAX: Final = 5.0
 """Timeout for the rest of a body whose request is answered. Closing at once would cut the response off."""
 IDLE_SECONDS_MAX: Final = 10
 """Maximum time that an unauthenticated connection is kept open between two requests; others have uvicorn's option."""
+CLOSE_SECONDS_MAX: Final = 30.0
+"""Timeout for a client to read the response after which a connection that spoke no HTTP is closed."""
 TLS_SECONDS_MAX: Final = 20.0
 """Timeout for a TLS handshake."""
 TLS_END_SECONDS_MAX: Final = 5.0
@@ -113,8 +119,10 @@ class Connections:
     def belongs_to(self, connection: Connection, owner: str | None, most: int) -> bool:
         """Count a connection to the owner that its newest request has shown; None: to its peer.
 
-        False if the owner has `most` connections already, all of them with a request in progress.
+        False if the owner has `most` connections already, all of them with a request in progress. If the process may open few files, it is
+        fewer: the same share of all connections, but some.
         """
+        most = min(most, max(most * self._most // self._limits.connections_max, min(OWNED_MIN, self._most // 2), 1))
         if connection.peer is None or connection.owner == owner:
             return True
         if owner is not None:
@@ -178,7 +186,12 @@ class Connection(HttpToolsProtocol):
     """
 
     def __init__(
-        self, *args: Any, connections: Connections, head_seconds_max: float = HEAD_SECONDS_MAX, **kwargs: Any
+        self,
+        *args: Any,
+        connections: Connections,
+        head_seconds_max: float = HEAD_SECONDS_MAX,
+        close_seconds_max: float = CLOSE_SECONDS_MAX,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.peer: str | None = None
@@ -188,6 +201,7 @@ class Connection(HttpToolsProtocol):
         """Set while there is no transport yet."""
         self._all = connections
         self._head_seconds_max = head_seconds_max
+        self._close_seconds_max = close_seconds_max
         self._keep_alive_s = self.timeout_keep_alive
         self._timer: asyncio.TimerHandle | None = None
         self._overhead_bytes = 0
@@ -204,6 +218,16 @@ class Connection(HttpToolsProtocol):
     def idle(self) -> bool:
         """Whether there is no request to answer."""
         return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of responses that the kernel has not taken yet, because the client does not read: they are in the hub's memory."""
+        if not self._made:
+            return 0
+        # The transport of TLS hands all it has to the one below, which asyncio does not give out in a public way.
+        tls = getattr(self.transport, "_ssl_protocol", None)
+        below = getattr(tls, "_transport", None)
+        return self.transport.get_write_buffer_size() + (0 if below is None else below.get_write_buffer_size())
 
     def abort(self) -> None:
         """Close the connection, whatever it is doing."""
@@ -250,6 +274,8 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= PIPELINED_MAX:
             self._stop_parsing(f"more than {PIPELINED_MAX} requests came before their turn.")
+        if self.unsent_bytes > UNREAD_BYTES_MAX:
+            self._stop_parsing("the next request came, and the responses before it are not read.")
         super().on_message_begin()
         self._head_open = self._body_open = True
         self._head_bytes = _REQUEST_LINE_BYTES
@@ -287,7 +313,8 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Give the client time to send the rest of an unread body; then the timeout of idle connections counts."""
-        self._head_came()
+        if not self.transport.is_closing():
+            self._head_came()
         self.timeout_keep_alive = (
             min(IDLE_SECONDS_MAX, self._keep_alive_s) if self.owner is None else self._keep_alive_s
         )
@@ -299,6 +326,15 @@ class Connection(HttpToolsProtocol):
         elif self._body_open:
             self._timer = self.loop.call_later(LINGER_SECONDS_MAX, self._no_head)
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, but none whose client is still reading: TLS would cut the response off."""
+        if self.unsent_bytes:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            super().timeout_keep_alive_handler()
+
     def send_400_response(self, msg: str) -> None:
         """Reject what is not HTTP with the same kind of body as other rejections."""
         text = self._problem or f"{msg} Ask with HTTP/1.1."
@@ -308,7 +344,10 @@ class Connection(HttpToolsProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
+        self._head_came()
         self.transport.close()
+        # Closing waits until the client has read everything.
+        self._timer = self.loop.call_later(self._close_seconds_max, self.transport.abort)
 
     def _count_head(self, size_bytes: int) -> None:
         self._head_bytes += size_bytes

@@ -32,6 +32,7 @@ from fordstone.hub.messages import (
     LIST_STREAMS_MAX,
     NUMBER_MAX,
     PAGE_ENTRIES_MAX,
+    POSITIONS_PER_REQUEST_MAX,
     REASON_CHARS_MAX,
     RUNS_PER_COMMIT_MAX,
     WAIT_SECONDS_MAX,
@@ -64,6 +65,7 @@ from fordstone.hub.store import commits, forget, quarantine
 from fordstone.hub.store.blobs import CHUNK_BYTES, BlobLocks, BlobStore, Stored, Upload
 from fordstone.hub.store.log import HubLog, Key, Transaction
 from fordstone.hub.store.log_reader import LogReader
+from fordstone.hub.store.log_schema import SEGMENT_LOG_BYTES
 from fordstone.hub.store.scrub import Scrub
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan.ids import checked_name
@@ -161,6 +163,9 @@ class Handlers:
     metrics: HubMetrics
     log_metrics: LogMetrics
     readers: Executor
+    """For what may take long: pages, lists, positions of many nodes, large bodies."""
+    quick_readers: Executor
+    """For what nodes wait for."""
     blob_threads: Executor
     direct_url: str | None
     small_bytes_max: int
@@ -179,24 +184,36 @@ class Handlers:
             return commit, [entry.digest() for entry in commit.epochs]
 
         commit, digests = prepared() if len(body) <= INLINE_BYTES_MAX else await self._on_reader(prepared)
-        uploader, named, foreign = node_of(request), set[str](), set[str]()
-        if uploader is not None:
+        uploader = node_of(request)
+        if uploader is None:
+            committed = await self._write(lambda tx: commits.commit(tx, pipeline, node, commit, digests))
+        else:
             named = {run.digest for run in runs_of(commit)}
             foreign = {digest for digest in named if not self.uploads.has(uploader, digest)}
-        committed = await self._write(lambda tx: commits.commit(tx, pipeline, node, commit, digests, foreign=foreign))
-        if uploader is not None:
-            self.uploads.commit(uploader, named)
+            # The body has all that the log will have of the runs.
+            log_bytes = len(body) + SEGMENT_LOG_BYTES * sum(len(entry.streams) for entry in commit.epochs)
+            await self._read_bytes(uploader, log_bytes)
+            with self.uploads.coming(uploader, log_bytes):
+                committed = await self._write(
+                    lambda tx: commits.commit(tx, pipeline, node, commit, digests, foreign=foreign)
+                )
+            self.uploads.commit(uploader, named, log_bytes=0 if committed.already else log_bytes)
         return json_response(committed, 200 if committed.already else 201)
+
+    async def _read_bytes(self, node: str, size_bytes: int) -> None:
+        """Find out what a node has at the hub, if that is not known well enough to take more."""
+        if self.uploads.is_unread(node, size_bytes):
+            self.uploads.read(node, await self._read_quickly(lambda log: log.node_bytes(node)))
 
     async def lease(self, request: Request, pipeline: str, node: str) -> Response:
         asked = decoded(await request.body(), LeaseRequest)
         return json_response(await self._write(lambda tx: commits.lease(tx, pipeline, node, asked)))
 
     async def head(self, _: Request, pipeline: str, node: str) -> Response:
-        return json_response(await self._read(lambda log: commits.head(log, pipeline, node)))
+        return json_response(await self._read_quickly(lambda log: commits.head(log, pipeline, node)))
 
     async def checkpoint(self, _: Request, pipeline: str, node: str) -> Response:
-        return json_response(await self._read(lambda log: commits.newest_checkpoint(log, pipeline, node)))
+        return json_response(await self._read_quickly(lambda log: commits.newest_checkpoint(log, pipeline, node)))
 
     async def stream_nodes(self, request: Request, pipeline: str, stream: str) -> Response:
         after = integer_in_query(request, "after", 0)
@@ -238,6 +255,12 @@ class Handlers:
 
     async def save_position(self, request: Request, pipeline: str, consumer: str) -> Response:
         position = decoded(await request.body(), ConsumerPosition)
+        count = sum(len(nodes) for nodes in position.streams.values())
+        if count > POSITIONS_PER_REQUEST_MAX:
+            raise Rejection(
+                "bad_request",
+                f"a request has at most {POSITIONS_PER_REQUEST_MAX} positions, this one {count}: send several.",
+            )
         kept, refused = await self._read(lambda log: commits.check_positions(log, pipeline, position))
         await self._write(lambda tx: commits.save_position(tx, pipeline, consumer, kept))
         return json_response(Acknowledged(refused=refused))
@@ -353,6 +376,11 @@ class Handlers:
     async def _read(self, query: Callable[[LogReader], T]) -> T:
         return await _in_time(self._on_reader(lambda: self.log.read(query)))
 
+    async def _read_quickly(self, query: Callable[[LogReader], T]) -> T:
+        """Read what a node waits for, and what takes a few lookups: it does not wait for what takes long."""
+        reading = asyncio.get_running_loop().run_in_executor(self.quick_readers, lambda: self.log.read(query))
+        return await _in_time(reading)
+
     async def _on_reader(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.readers, work)
 
@@ -393,9 +421,8 @@ class Handlers:
             stored, _ = await self._receive(request, digest)
             return Response(status_code=200 if stored is Stored.KNOWN else 201)
         announced_bytes = int(request.headers.get("content-length", BLOB_BYTES_MAX))
-        if self.uploads.is_unread(node, announced_bytes):
-            self.uploads.read(node, await self._read(lambda log: log.node_bytes(node)))
-        with self.uploads.coming(node, announced_bytes):
+        await self._read_bytes(node, announced_bytes)
+        with self.uploads.upload(node, announced_bytes):
             stored, size_bytes = await self._receive(request, digest)
             known = self.uploads.has(node, digest)
             self.uploads.add(node, digest, size_bytes, new=stored is Stored.NEW)
@@ -492,7 +519,7 @@ class Handlers:
         token, node = request.scope.get(TOKEN), node_of(request)
         if token is None or node is None or self.uploads.has(node, digest):
             return
-        if not await self._read(lambda log: log.may_read_blob(node, token.pipelines, digest)):
+        if not await self._read_quickly(lambda log: log.may_read_blob(node, token.pipelines, digest)):
             raise _no_blob(digest)
 
     async def _keep_small(self, upload: Upload, digest: str) -> Stored:

@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect
@@ -43,6 +43,9 @@ UPLOAD_BYTES_MAX: Final = 3 << 20
 """Maximum size of what is in memory of a blob that is sent or received."""
 SMALL_RESPONSE_BYTES: Final = 64 << 10
 """Responses up to this size are not counted against the memory."""
+TAKEN_CHECK_S: Final = 0.01
+"""First pause between two looks whether a client has read a response that the kernel did not take at once."""
+TAKEN_CHECK_MAX_S: Final = 0.5
 CALLERS_LISTED_MAX: Final = 10
 SERVER_ERROR: Final = 500
 """This status and those above are the hub's fault."""
@@ -206,6 +209,8 @@ class HubMiddleware:
             scope["path_params"] = dict(found.params)
             scope[TOKEN] = token
             await found.starlette.handle(scope, body.receive, response.send)
+            # Not within `send`: Starlette cancels that once the last piece of a stream is handed over.
+            await response.taken()
 
     def _identify(self, exchange: Exchange) -> tuple[Token | None, Rejection | None]:
         """Find the caller to which limits apply. The rejection is for all routes but those that need no token."""
@@ -311,6 +316,9 @@ class HubMiddleware:
         exchange.rejection = rejection
         self._metrics.rejections.labels(error=rejection.refusal.error).inc()
         if response.started:
+            # The server closes the connection after this, which would wait for ever for a client that does not read.
+            with contextlib.suppress(ClientDisconnect):
+                await response.taken()
             return
         body = rejection.body()
         headers = {"content-type": "application/json", "content-length": str(len(body)), **rejection.headers}
@@ -318,6 +326,7 @@ class HubMiddleware:
         with contextlib.suppress(ClientDisconnect):
             await response.send({"type": "http.response.start", "status": rejection.status, "headers": pairs})
             await response.send({"type": "http.response.body", "body": b"" if exchange.method == "HEAD" else body})
+            await response.taken()
 
     def _end(self, exchange: Exchange) -> None:
         """Give back what the exchange has taken, count it and log it."""
@@ -466,10 +475,38 @@ class _Response:
                     self.start = None
                 await self.server_send(message)
         except TimeoutError:
-            # A client that does not read would hold the bytes in memory for as long as the connection exists.
-            if self.connection is not None:
-                self.connection.abort()
-            raise ClientDisconnect from None
+            self._cut_off()
+
+    async def taken(self) -> None:
+        """Wait until the client has taken the response, as far as it is in this process: its memory is counted until then.
+
+        The server has handed the last piece to the connection, which holds what the kernel does not take.
+        """
+        if self.connection is None or not self.connection.unsent_bytes:
+            return
+        exchange, least_bytes, pause_s = self.exchange, self.connection.unsent_bytes, TAKEN_CHECK_S
+        more_bytes = min(least_bytes, exchange.sent_bytes) - exchange.memory_bytes
+        if exchange.known and more_bytes > 0:
+            try:
+                self.take_memory(exchange, more_bytes)
+            except Rejection:
+                self._cut_off()
+        loop = asyncio.get_running_loop()
+        silent_s = loop.time() + self.limits.chunk_seconds_max
+        until_s = silent_s + self.last_bytes / self.limits.bytes_per_s_min
+        while left_bytes := self.connection.unsent_bytes:
+            if left_bytes < least_bytes:
+                least_bytes, silent_s = left_bytes, loop.time() + self.limits.chunk_seconds_max
+            if loop.time() >= min(silent_s, until_s):
+                self._cut_off()
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, TAKEN_CHECK_MAX_S)
+
+    def _cut_off(self) -> NoReturn:
+        """Close the connection of a client that does not read: it would hold the bytes in memory for as long as it exists."""
+        if self.connection is not None:
+            self.connection.abort()
+        raise ClientDisconnect from None
 
     def _count_memory(self, start: Message) -> None:
         """Take memory for a large response, before anything of it is sent."""

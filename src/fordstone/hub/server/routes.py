@@ -27,7 +27,9 @@ PATH_CHARS_MAX: Final = 1_000
 SMALL_BYTES_MAX: Final = 64 << 10
 """Maximum size of a body, unless the route says otherwise: a lease, a report, the number of a version."""
 LIST_BYTES_MAX: Final = 1 << 20
-"""Maximum size of a list of digests: more than the 10,000 that clients send at a time."""
+"""Maximum size of a list of digests, of which clients send 10,000 at a time, and of the nodes whose epochs are asked for."""
+POSITIONS_BYTES_MAX: Final = 4 << 20
+"""Maximum size of the positions of a consumer: twice what the maximum number of them takes with the longest names."""
 _PART: Final = re.compile(NAME_PATTERN.encode())
 
 
@@ -76,9 +78,9 @@ ROUTES: Final = (
     _route("POST", _NODE + "/forget", "", "forget_node"),
     _route("POST", _STREAM + "/forget", "", "forget_stream"),
     _route("GET", _STREAM + "/nodes", "center", "stream_nodes", polls=True),
-    _route("POST", _STREAM + "/epochs", "center", "stream_epochs", body_bytes_max=None),
+    _route("POST", _STREAM + "/epochs", "center", "stream_epochs", body_bytes_max=LIST_BYTES_MAX),
     _route("GET", _CONSUMER, "center", "position"),
-    _route("PUT", _CONSUMER, "center", "save_position", body_bytes_max=None),
+    _route("PUT", _CONSUMER, "center", "save_position", body_bytes_max=POSITIONS_BYTES_MAX),
     _route("DELETE", _CONSUMER, "center", "remove_consumer"),
     _route("POST", _CONTROL, "center", "publish"),
     _route("GET", _CONTROL, "node center", "control_page", polls=True),

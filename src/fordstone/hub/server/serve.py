@@ -54,6 +54,8 @@ from fordstone.storage.failpoint import Failpoints, NoFailpoints, failpoints_of_
 from fordstone.storage.remote import local_path
 
 READERS: Final = 4
+QUICK_READERS: Final = 2
+"""They read for nodes, while a center keeps the others busy."""
 BLOB_THREADS: Final = 16
 """They mostly wait for the disk."""
 KEEP_ALIVE_S: Final = 75
@@ -99,6 +101,7 @@ class HubApp:
         self._log = log
         self._polls = LongPolls()
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="hub-read")
+        self._quick_readers = ThreadPoolExecutor(QUICK_READERS, thread_name_prefix="hub-quick")
         self._blob_threads = ThreadPoolExecutor(BLOB_THREADS, thread_name_prefix="hub-blob")
         quota = quota or DiskQuota([])
         self.retention = Retention(
@@ -118,11 +121,12 @@ class HubApp:
             polls=self._polls,
             quota=quota,
             health=HubHealth(log, quota),
-            uploads=NodeUploads(free_bytes=quota.free_bytes if isinstance(blobs, DiskBlobs) else None),
+            uploads=NodeUploads(free_bytes=quota.free_bytes, blobs_on_disk=isinstance(blobs, DiskBlobs)),
             scrub=self.scrub,
             metrics=metrics,
             log_metrics=LogMetrics(log, metrics),
             readers=self._readers,
+            quick_readers=self._quick_readers,
             blob_threads=self._blob_threads,
             direct_url=direct_url,
             small_bytes_max=small_bytes_max,
@@ -164,6 +168,7 @@ class HubApp:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._readers.shutdown()
+            self._quick_readers.shutdown()
             self._blob_threads.shutdown()
 
     async def _retain(self) -> None:

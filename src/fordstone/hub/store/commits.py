@@ -237,6 +237,10 @@ def save_position(tx: Transaction, pipeline: str, consumer: str, position: Consu
         of_pipeline, in_all = tx.log.count_consumers(pipeline) + 1, tx.log.count_consumers(None) + 1
         _check_limit(where, of_pipeline, tx.limits.consumers_per_pipeline, "consumers of a pipeline", remedy)
         _check_limit(where, in_all, tx.limits.consumers, "consumers", remedy)
+    streams = len(tx.log.streams_of_consumer(pipeline, consumer) | position.streams.keys())
+    remedy = "Read the others under another consumer name"
+    where = f"consumer {consumer} of pipeline {pipeline}"
+    _check_limit(where, streams, tx.limits.streams_per_pipeline, "streams of a consumer", remedy)
     tx.log.save_position(pipeline, consumer, position, now_us=tx.now_us)
 
 
@@ -489,21 +493,20 @@ def check_positions(
 ) -> tuple[ConsumerPosition, dict[str, dict[str, str]]]:
     """Divide the positions of a consumer into those of this log, and the others with the reason.
 
-    A position that was in the log stays in it, so this may be asked before the transaction that keeps the positions.
+    Those of nodes that have nothing in the stream are in neither. A position that was in the log stays in it, so this may be asked
+    before the transaction that keeps the positions.
     """
     kept: dict[str, dict[str, NodePosition]] = {}
     refused: dict[str, dict[str, str]] = {}
     for stream, nodes in position.streams.items():
         kept[stream] = {}
         for node, at in nodes.items():
-            facts, gone = log.chain_facts(pipeline, node, at.epoch), log.forgotten_node(pipeline, node)
-            if gone is not None:
-                facts = ChainFacts(head=gone.epoch, head_chain=gone.chain)
-            judgement = judge_position(at.epoch, at.chain, facts)
-            if judgement is PositionJudgement.FITS or (gone is not None and at.epoch < gone.epoch):
+            found = log.position_facts(pipeline, stream, node, at.epoch)
+            judgement = judge_position(at.epoch, at.chain, found.chain)
+            if judgement is not PositionJudgement.FITS and not (found.forgotten and at.epoch < found.chain.head):
+                refused.setdefault(stream, {})[node] = describe_misfit(judgement, at, found.chain.head)
+            elif found.forgotten or found.in_stream:
                 kept[stream][node] = at
-            else:
-                refused.setdefault(stream, {})[node] = describe_misfit(judgement, at, facts.head)
     return ConsumerPosition(streams=kept), refused
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fordstone.hub.messages import ControlVersion, Generation
+from fordstone.protocol.chain import ChainFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,25 @@ class BlobRecord(NamedTuple):
     damaged: bool
     refs: int
     """How many rows of the log reference it."""
+
+
+class NodeBytes(NamedTuple):
+    """What a node has at the hub."""
+
+    blobs: int
+    """Bytes of the blobs that it references, as often as it references them."""
+    log: int
+    """About what its rows take in the log."""
+
+
+class PositionFacts(NamedTuple):
+    """What the log has of a node around a position of a consumer."""
+
+    chain: ChainFacts
+    """Of a node that was forgotten, its closing epoch."""
+    forgotten: bool
+    in_stream: bool
+    """Whether the node has written to the stream."""
 
 
 class NodeLag(NamedTuple):

@@ -3,7 +3,7 @@
 Invariants: a file of another version is rejected, never changed. `blobs.refs` is the number of references that rows of other tables hold.
 Rows of `segments` and `entries` stay for a while after their node or stream was forgotten, as `discarded` says; ids are never used again.
 `blobs.stored_us` is in the hub's running time (`ran_us`), which nobody sets. `blobs.small`: the content is in `small_blobs` rather than in
-the blob store. `blobs.damaged`: the content has another digest, or is gone; such a blob counts as missing until it is stored again.
+the blob store. `stream_nodes.log_bytes`: about what the segments and their entries take in this file (`SEGMENT_LOG_BYTES` and their runs). `blobs.damaged`: the content has another digest, or is gone; such a blob counts as missing until it is stored again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Final
 
 from fordstone.errors import ConfigError, StorageError
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
+SEGMENT_LOG_BYTES: Final = 512
+"""About what a segment takes in the file besides its runs, with its share of the entry of its epoch and of the indexes."""
 BUSY_MS: Final = 10_000
 PAGE_BYTES: Final = 4_096
 WAL_PAGES: Final = 4_000
@@ -114,6 +116,7 @@ CREATE TABLE stream_nodes (
   epochs INTEGER NOT NULL,
   rows INTEGER NOT NULL,
   size_bytes INTEGER NOT NULL,
+  log_bytes INTEGER NOT NULL,
   watermark_us INTEGER NOT NULL,
   removed INTEGER NOT NULL,
   seq INTEGER NOT NULL,

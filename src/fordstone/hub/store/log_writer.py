@@ -25,7 +25,7 @@ from fordstone.hub.messages import (
 from fordstone.hub.store.blobs import Stored
 from fordstone.hub.store.log_reader import LogReader, decode_runs
 from fordstone.hub.store.log_records import NodeRecord
-from fordstone.hub.store.log_schema import StoreFailedError, describe_failure
+from fordstone.hub.store.log_schema import SEGMENT_LOG_BYTES, StoreFailedError, describe_failure
 from fordstone.protocol.lease import GENERATIONS_SKIPPED
 from fordstone.state.base import RunRef
 
@@ -215,7 +215,10 @@ class LogWriter(LogReader):
         return row is not None
 
     def save_position(self, pipeline: str, consumer: str, position: ConsumerPosition, *, now_us: int) -> None:
-        """Register a consumer, add the streams that it names, and advance its positions. They never go back."""
+        """Register a consumer, add the streams that it names, and advance its positions. They never go back.
+
+        Positions of nodes that have nothing in the stream are passed over: there may be no end of them.
+        """
         consumer_id = self._db.execute(
             "INSERT INTO consumers (pipeline, consumer, seen_us) VALUES (?, ?, ?) "
             "ON CONFLICT (pipeline, consumer) DO UPDATE SET seen_us = excluded.seen_us RETURNING id",
@@ -226,10 +229,12 @@ class LogWriter(LogReader):
             [(consumer_id, stream) for stream in position.streams],
         )
         self._db.executemany(
-            "INSERT INTO passed VALUES (?, ?, ?, ?, ?) ON CONFLICT (consumer_id, stream, node) DO UPDATE SET "
+            "INSERT INTO passed SELECT ?1, ?2, ?3, ?4, ?5 WHERE EXISTS (SELECT 1 FROM stream_nodes sn JOIN streams s ON s.id = sn.stream_id "
+            "JOIN nodes n ON n.id = sn.node_id WHERE s.pipeline = ?6 AND s.stream = ?2 AND n.pipeline = ?6 AND n.node = ?3) "
+            "OR EXISTS (SELECT 1 FROM forgotten_nodes f WHERE f.pipeline = ?6 AND f.node = ?3) ON CONFLICT (consumer_id, stream, node) DO UPDATE SET "
             "epoch = excluded.epoch, chain = excluded.chain WHERE excluded.epoch > epoch",
             [
-                (consumer_id, stream, node, passed.epoch, passed.chain)
+                (consumer_id, stream, node, passed.epoch, passed.chain, pipeline)
                 for stream, nodes in position.streams.items()
                 for node, passed in nodes.items()
             ],
@@ -310,9 +315,18 @@ class LogWriter(LogReader):
             [(node_id, epoch) for epoch in epochs],
         )
         self._db.execute(
-            "UPDATE stream_nodes SET first = ?, removed = ?, epochs = epochs - ?, rows = rows - ?, size_bytes = size_bytes - ? "
-            "WHERE stream_id = ? AND node_id = ?",
-            (epochs[-1] + 1, epochs[-1], len(rows), sum(counts), sum(sizes), stream_id, node_id),
+            "UPDATE stream_nodes SET first = ?, removed = ?, epochs = epochs - ?, rows = rows - ?, size_bytes = size_bytes - ?, "
+            "log_bytes = log_bytes - ? WHERE stream_id = ? AND node_id = ?",
+            (
+                epochs[-1] + 1,
+                epochs[-1],
+                len(rows),
+                sum(counts),
+                sum(sizes),
+                len(rows) * SEGMENT_LOG_BYTES + sum(map(len, runs)),
+                stream_id,
+                node_id,
+            ),
         )
         self._drop_references(run.digest for encoded in runs for run in decode_runs(encoded))
         return len(rows)
@@ -398,19 +412,21 @@ class LogWriter(LogReader):
         self, stream_id: int, node_id: int, seq: int, entry: EpochEntry, chain: str, segment: StreamSegment, now_us: int
     ) -> None:
         rows, size_bytes = _sums(segment.runs)
+        encoded = msgspec.json.encode(segment.runs)
         self._db.execute(
             "INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (stream_id, node_id, entry.epoch, seq, msgspec.json.encode(segment.runs), rows, size_bytes,
+            (stream_id, node_id, entry.epoch, seq, encoded, rows, size_bytes,
              segment.watermark_us, now_us, entry.ended),
         )  # fmt: skip
         self._db.execute(
-            "INSERT INTO stream_nodes VALUES (?, ?, ?, ?, 1, ?, ?, ?, 0, ?, ?, ?, ?, ?) "
+            "INSERT INTO stream_nodes VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?) "
             "ON CONFLICT (stream_id, node_id) DO UPDATE SET "
             "first = CASE epochs WHEN 0 THEN excluded.first ELSE first END, last = excluded.last, epochs = epochs + 1, "
             "rows = rows + excluded.rows, size_bytes = size_bytes + excluded.size_bytes, "
+            "log_bytes = log_bytes + excluded.log_bytes, "
             "watermark_us = max(watermark_us, excluded.watermark_us), seq = excluded.seq, chain = excluded.chain, "
             "newest_us = excluded.newest_us, received_us = excluded.received_us, ended = excluded.ended",
-            (stream_id, node_id, entry.epoch, entry.epoch, rows, size_bytes, segment.watermark_us, seq, chain,
+            (stream_id, node_id, entry.epoch, entry.epoch, rows, size_bytes, SEGMENT_LOG_BYTES + len(encoded), segment.watermark_us, seq, chain,
              segment.watermark_us, now_us, entry.ended),
         )  # fmt: skip
 
