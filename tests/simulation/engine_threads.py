@@ -1,18 +1,19 @@
 """A whole engine on the threads that run it in production, in an order that a seed decides, judged as every simulation is.
 
 `ThreadScheduler` runs the tasks, the coordinator and the writer; the disk is slow, so that others run while it works. A task may fail in
-the middle of a batch: then the engine is made again in the same process, as `edge.run` does. The input is bounded.
+the middle of a batch or of a barrier: then the engine is made again in the same process, as `edge.run` does. The input is bounded.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from types import ModuleType
 from typing import Any, Final
+from unittest.mock import patch
 
 from tests.simulation.interleave import Interleaving
 from tests.simulation.judge import judge
@@ -140,24 +141,25 @@ class FunctionAwayError(OSError):
 
 @contextmanager
 def failing_functions(rng: Random, rate: float, tally: Tally) -> Iterator[None]:
-    """Let batches fail now and then, before or after their rows went through a task's steps."""
-    push = Chain.push
+    """Let steps fail now and then, before or after rows, time or a barrier went through those of a task."""
 
     def fail() -> None:
         if tally.failures < FAILURES_MAX and rng.random() < rate:
             tally.failures += 1
             raise FunctionAwayError(f"failure {tally.failures}")
 
-    def failing(self: Chain, *given: Any, **options: Any) -> None:
-        fail()
-        push(self, *given, **options)
-        fail()
+    def failing(work: Callable[..., None]) -> Callable[..., None]:
+        def tried(*given: Any, **options: Any) -> None:
+            fail()
+            work(*given, **options)
+            fail()
 
-    Chain.push = failing  # type: ignore[method-assign]
-    try:
+        return tried
+
+    with ExitStack() as stack:
+        for name in ("push", "on_watermark", "on_barrier"):
+            stack.enter_context(patch.object(Chain, name, failing(getattr(Chain, name))))
         yield
-    finally:
-        Chain.push = push  # type: ignore[method-assign]
 
 
 def run_on_threads(scenario: Scenario, *, excludes: bool = True, traced: tuple[ModuleType, ...] = ()) -> Tally:
