@@ -206,7 +206,10 @@ def _until_ended(
     while True:
         store = _Store(disk, pipeline=world.plan.pipeline, node="sim", compression="none", keep=2)
         store.noted = noted
-        engine = recovered_engine(world.plan, {}, config, environment, store, None)
+        try:
+            engine = recovered_engine(world.plan, {}, config, environment, store, None)
+        except FunctionAwayError:
+            continue  # a step fails as it is told the time of the checkpoint
         noted.begin(engine)
         if engine.time_has_ended:
             return
