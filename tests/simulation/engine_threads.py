@@ -209,7 +209,7 @@ def _until_ended(
         try:
             engine = recovered_engine(world.plan, {}, config, environment, store, None)
         except FunctionAwayError:
-            continue  # a step fails as it is told the time of the checkpoint
+            continue  # a step fails as time begins where the checkpoint has it
         noted.begin(engine)
         if engine.time_has_ended:
             return
