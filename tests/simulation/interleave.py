@@ -2,23 +2,32 @@
 
 `Interleaving` stands in for the names `threading` and `queue` of a module under test. A thread can be interrupted where it takes or
 releases a lock, waits, puts into a queue or takes out of it, and nowhere else: between two such points it has the process for
-itself. A seed always gives the same order. If no thread can run, that is a `DeadlockError`.
+itself. In the modules that are `traced` it can be interrupted anywhere, between any two instructions of the interpreter. A seed always
+gives the same order.
+
+If no thread can run, that is a `DeadlockError`. So is it if threads do nothing any more but wait until their timeouts pass: what wakes one
+was lost, and only the clock would go on.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import queue
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from random import Random
-from types import ModuleType, SimpleNamespace
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
 STEPS_MAX: Final = 20_000
+TIMEOUTS_MAX: Final = 200
+"""How many waits may time out, each while no thread could run otherwise, before somebody sets, notifies, puts or ends something."""
+INTERRUPTED: Final = 0.1
+"""How often a thread is interrupted at an instruction of a traced module."""
 REAL_SECONDS_MAX: Final = 60.0
 
 
@@ -36,15 +45,19 @@ class _Task:
     def __init__(self, name: str) -> None:
         self.name = name
         self.can_run: Callable[[], bool] = lambda: True
+        self.may_time_out = False
         self.turn = threading.Semaphore(0)
 
 
 class Interleaving:
     """One run of some threads in the order of a seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, traced: Collection[ModuleType] = (), steps_max: int = STEPS_MAX) -> None:
         self.seed = seed
         self._rng = Random(seed)
+        self._traced = frozenset(module.__file__ for module in traced)
+        self._steps_max = steps_max
+        self._timeouts = 0
         self._tasks: list[_Task] = []
         self._running: _Task | None = None
         self._failure: BaseException | None = None
@@ -107,23 +120,39 @@ class Interleaving:
         """The thread that runs; None before the first one and after the last one."""
         return self._running
 
-    def pause(self, can_run: Callable[[], bool] = lambda: True) -> None:
-        """Let any thread run, and return when `can_run` holds and this one is chosen."""
+    def pause(self, can_run: Callable[[], bool] = lambda: True, *, may_time_out: bool = False) -> None:
+        """Let any thread run, and return when this one is chosen, and `can_run` holds or its wait has timed out."""
         me = self._running
         if me is None:
-            if not can_run():
+            if not (can_run() or may_time_out):
                 raise DeadlockError("nothing is left that could end this wait")
             return
         if self._failure is not None:
             raise _Abandoned
-        me.can_run = can_run
+        me.can_run, me.may_time_out = can_run, may_time_out
         if self._hand_over() is not me:
             me.turn.acquire()
         if self._failure is not None:
             raise _Abandoned
 
+    def changed(self) -> None:
+        """Something was set, notified or put: a thread may go on for another reason than a timeout."""
+        self._timeouts = 0
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Callable[..., Any] | None:
+        """Called for each call in a thread, and then for each instruction in the modules that are traced."""
+        del arg
+        if frame.f_code.co_filename not in self._traced:
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        if event == "opcode" and self._rng.random() < INTERRUPTED:
+            self.pause()
+        return self._trace
+
     def _live(self, task: _Task, work: Callable[[], None]) -> None:
         task.turn.acquire()
+        if self._traced:
+            sys.settrace(self._trace)
         try:
             if self._failure is None:
                 work()
@@ -131,23 +160,37 @@ class Interleaving:
             pass
         except BaseException as failure:  # noqa: BLE001 - raised by `run`
             self._fail(failure)
+        if self._traced:
+            sys.settrace(None)
         self._tasks.remove(task)
+        self.changed()
         self._hand_over()
 
     def _hand_over(self) -> _Task | None:
         """Choose the next thread. After a failure the others run to their ends, one after another."""
         self._steps += 1
         able = [task for task in self._tasks if self._failure is not None or task.can_run()]
-        if self._tasks and (not able or self._steps == STEPS_MAX):
-            what = f"no end within {STEPS_MAX} steps" if able else "no thread can run"
-            self._fail(DeadlockError(f"seed {self.seed}: {what}: {', '.join(task.name for task in self._tasks)}"))
+        late = [task for task in self._tasks if task.may_time_out and task not in able]
+        self._timeouts += bool(late and not able)
+        able += late
+        problem = None
+        if not able:
+            problem = "no thread can run"
+        elif self._timeouts > TIMEOUTS_MAX:
+            problem = "threads wait for nothing but their timeouts"
+        elif self._steps == self._steps_max:
+            problem = f"no end within {self._steps_max} steps"
+        if self._tasks and problem is not None and self._failure is None:
+            self._fail(DeadlockError(f"seed {self.seed}: {problem}: {', '.join(task.name for task in self._tasks)}"))
             able = list(self._tasks)
-        before, self._running = self._running, self._rng.choice(able) if able else None
-        if self._running is None:
+        before, following = self._running, self._rng.choice(able) if able else None
+        self._running = following
+        # From the release on the other thread runs, and may hand over in turn.
+        if following is None:
             self._over.set()
-        elif self._running is not before:
-            self._running.turn.release()
-        return self._running
+        elif following is not before:
+            following.turn.release()
+        return following
 
     def _fail(self, failure: BaseException) -> None:
         self._failure = self._failure or failure
@@ -191,7 +234,7 @@ class _Condition(_Lock):
         ticket = object()
         self._waiting.append(ticket)
         self.release()
-        self._threads.pause(lambda: timeout is not None or ticket not in self._waiting)
+        self._threads.pause(lambda: ticket not in self._waiting, may_time_out=timeout is not None)
         notified = ticket not in self._waiting
         if not notified:
             self._waiting.remove(ticket)
@@ -206,6 +249,7 @@ class _Condition(_Lock):
 
     def notify_all(self) -> None:
         self._waiting.clear()
+        self._threads.changed()
 
 
 class _Event:
@@ -219,6 +263,7 @@ class _Event:
 
     def set(self) -> None:
         self._set = True
+        self._threads.changed()
         self._threads.pause()
 
     def clear(self) -> None:
@@ -227,7 +272,7 @@ class _Event:
 
     def wait(self, timeout: float | None = None) -> bool:
         """With a timeout, it may pass at any time."""
-        self._threads.pause(lambda: timeout is not None or self._set)
+        self._threads.pause(lambda: self._set, may_time_out=timeout is not None)
         return self._set
 
 
@@ -239,6 +284,7 @@ class _Queue:
     def put(self, item: Any) -> None:
         self._threads.pause()
         self._items.append(item)
+        self._threads.changed()
         self._threads.pause()
 
     def get(self) -> Any:

@@ -49,6 +49,8 @@ FAILURES_AT_THE_END: Final = 0.05
 """How often a task fails, at each step, after all input was read and before the last epoch is sealed, where tasks fail at all."""
 STEPS_AFTER_FAILURE: Final = (0, 5, 40, 200)
 """Number of steps of the other tasks, the coordinator and the writer after a task has failed: they have threads of their own."""
+STALE_RATE: Final = 0.3
+"""How often a damaged file that was another before is read as it was then."""
 RECOVERY_CRASH_RATE: Final = 0.3
 """How often a start with a damaged checkpoint meets a power cut."""
 
@@ -80,15 +82,29 @@ class Tally:
 
     seeds: int = 0
     steps: int = 0
-    crashes: int = 0
+    power_cuts: int = 0
+    kills: int = 0
     failures: int = 0
     checkpoints: int = 0
     given_up: int = 0
     replayed: int = 0
     rescaled: int = 0
+    full_disks: int = 0
+    clock_settings: int = 0
+    damaged: int = 0
+    """Newest checkpoints in which a byte was flipped, or whose manifests were replaced."""
     rotten: int = 0
+    """How often files of the state were damaged between two starts."""
+    stale: int = 0
+    """Files of which an earlier version was read."""
+    misdirected: int = 0
+    """Files of which the content of another was read."""
     refused: int = 0
     """Starts with damaged files that ended with an error."""
+
+    @property
+    def crashes(self) -> int:
+        return self.power_cuts + self.kills
 
     def add(self, other: Tally) -> None:
         """Sum up."""
@@ -145,6 +161,8 @@ class _Run:
     """Some file was damaged, and the run has not been started since."""
     whole: MemoryDisk | None = None
     """The disk before that."""
+    earlier: list[dict[str, bytes]] = field(default_factory=list)
+    """The files at each crash so far."""
     stopped: bool = False
     failed: bool = False
     """A task has failed. Nothing is lost but what was in memory."""
@@ -321,10 +339,12 @@ def _disturb(run: _Run, engine: Engine) -> None:
     scenario, rng = run.scenario, run.rng
     if scenario.fills and run.fills < FILLS_MAX and rng.random() < 0.01:
         run.fills += 1
+        run.tally.full_disks += 1
         run.disk.fail_next(rng.choice(("create", "append")), "full")
     if engine.config.bounded:
         return
     if run.jumps.random() < JUMP_RATE:
+        run.tally.clock_settings += 1
         run.clock.set_us += run.jumps.randrange(JUMP_MAX_US)
     if run.unfed:
         if rng.random() < 0.05:
@@ -334,18 +354,22 @@ def _disturb(run: _Run, engine: Engine) -> None:
 
 
 def _crash(run: _Run) -> None:
-    run.tally.crashes += 1
     if run.rng.random() < 0.5:
+        run.tally.power_cuts += 1
         run.disk.crash(run.rng)
     else:
+        run.tally.kills += 1
         run.disk.kill()
     if run.scenario.rescales:
         run.parallelism = run.rng.choice((1, 2, 3))
         run.tally.rescaled += 1
     if run.scenario.damages and not run.damaged:
         run.damaged = _damage(run)
+        run.tally.damaged += run.damaged
     if run.scenario.rots and not run.rotten and _rot(run):
         run.damaged = run.rotten = True
+    if run.scenario.rots:
+        run.earlier.append({path: run.disk.read(path) for path in files_of(run.disk)})
 
 
 def _damage(run: _Run) -> bool:
@@ -381,14 +405,19 @@ def _rot(run: _Run) -> bool:
         return False
     run.whole = copied(run.disk)
     for path in run.rng.choices(paths, k=run.rng.choice((1, 1, 4))):
-        run.disk.damage(path, _rotten(run.disk.read(path), run.disk.read(run.rng.choice(paths)), run.rng))
+        run.disk.damage(path, _rotten(run, path, run.rng.choice(paths)))
     run.tally.rotten += 1
     return True
 
 
-def _rotten(data: bytes, other: bytes, rng: Random) -> bytes:
-    """What is read of a file: bytes are flipped, zeroed or gone, it is another file, or its last line was never written."""
+def _rotten(run: _Run, path: str, other: str) -> bytes:
+    """What is read of a file: bytes are flipped, zeroed or gone, its last line was never written, it is as it was, or is another file."""
+    data, rng = run.disk.read(path), run.rng
+    earlier = [files[path] for files in run.earlier if files.get(path, data) != data]
     place = rng.randrange(len(data)) if data else 0
+    if earlier and rng.random() < STALE_RATE:
+        run.tally.stale += 1
+        return rng.choice(earlier)
     match rng.randrange(5):
         case 0:
             flipped = bytes([(data[place] if data else 0) ^ 1 << rng.randrange(8)])
@@ -398,7 +427,8 @@ def _rotten(data: bytes, other: bytes, rng: Random) -> bytes:
         case 2:
             return data[:place]
         case 3:
-            return other
+            run.tally.misdirected += 1
+            return run.disk.read(other)
         case _:
             return data[: data.rstrip(b"\n").rfind(b"\n") + 1]
 

@@ -16,7 +16,7 @@ from fordstone.plan import plan as p
 from fordstone.storage.disk import Data, Disk
 
 OUTPUT: Final = "output"
-IN_FILES: Final = ("rows", "windows")
+IN_FILES: Final = ("rows", "windows", "late", "means", "firsts")
 """The sinks that write files. They append rows, and release them by epoch."""
 
 

@@ -12,7 +12,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -25,6 +26,7 @@ from fordstone.edge.link.outbox import ENTRY_BYTES, Outbox
 from fordstone.epochs import epoch_log as epoch_log_module
 from fordstone.epochs.store import CheckpointStore
 from fordstone.hub.messages import EpochEntry, LeaseRequest, Rejection
+from fordstone.hub.server.handlers import Handlers
 from fordstone.hub.store import blobs as blobs_module
 from fordstone.hub.store import commits
 from fordstone.hub.store import log as log_module
@@ -186,15 +188,14 @@ def uploads_against_removal(seed: int, path: Path, empty: Path) -> None:
         with store.transaction() as tx:
             tx.record_blobs({wanted.digest: (wanted.size_bytes, 0)})
         log = HubLog(store, clock_us=lambda: next(ticks))
+        # What stores an upload, on one of the hub's threads, needs these alone.
+        handlers = cast("Handlers", SimpleNamespace(log=log, blobs=blobs, locks=locks))
         retention = Retention(log, blobs, locks, keeping=Keeping(grace_us=0))
         working = ["n", "m"]
 
         def upload() -> None:
             body = Upload(blobs.beside())
-            body.write(blob("a"))
-            with locks.arrival(wanted.digest):  # as the hub's handler does
-                body.store(blobs, wanted.digest)
-                log.record_blob(wanted.digest, body.size_bytes)
+            Handlers._store(handlers, body, wanted.digest, [blob("a")])
             body.close()
 
         def send(node: str) -> None:

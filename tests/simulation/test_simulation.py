@@ -41,6 +41,19 @@ def test_a_bounded_run_reads_all_its_input_however_often_tasks_fail_and_attempts
     assert simulation_tally.given_up > 0
 
 
+def test_every_kind_of_fault_happens(simulation_tally: Tally):
+    """A kind that no longer fires would try nothing, in silence."""
+    for seed in range(29_020, 29_030):
+        simulation_tally.add(simulate(Scenario.of(seed)))
+    for seed in range(29_030, 29_034):
+        simulation_tally.add(simulate(Scenario.failing(seed)))
+        scenario = Scenario.of(seed, guarantee="exactly_once", mode="aligned")
+        hard = replace(scenario, damages=True, rescales=True, crashes_max=4, crash_rate=0.005)
+        simulation_tally.add(simulate(replace(hard, live=False, interval_us=2_000)))
+    fired = {name: getattr(simulation_tally, name) for name in Tally.__slots__ if name != "refused"}
+    assert [name for name, count in fired.items() if not count] == []
+
+
 # A loop in mode unaligned is refused when the pipeline is built: see tests/api/test_pipeline.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_a_failed_sync_is_fatal(disk: MemoryDisk) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_synced_lines_survive_any_crash_and_the_rest_is_a_prefix(disk: MemoryDisk, seed: int) -> None:
+def test_synced_lines_survive_any_crash_and_of_the_rest_some_in_order(disk: MemoryDisk, seed: int) -> None:
     rng = Random(seed)
     synced: list[int] = []
     written: list[int] = []
@@ -173,9 +173,10 @@ def test_synced_lines_survive_any_crash_and_the_rest_is_a_prefix(disk: MemoryDis
         except PowerCut:
             pass
         disk.crash(rng)
-        found = numbers(Journal(disk, PATH))
+        found, damaged_lines = numbers(Journal(disk, PATH)), Journal(disk, PATH).read().damaged_lines
         assert found[: len(synced)] == synced
-        assert found == written[: len(found)]
+        assert found == [one for one in written if one in found]
+        assert found == written[: len(found)] or damaged_lines
         written = synced = found
 
 

@@ -31,6 +31,8 @@ class FedSource(MemorySource):
         self._unread_rows = 0
         self._first_piece = 0
         self._first_row = 0
+        self._taken = 0
+        """Number of pieces that the reader has taken, from the first on. The next one that it asks for must be there."""
         self._problem: BaseException | None = None
 
     @property
@@ -41,6 +43,7 @@ class FedSource(MemorySource):
         """Pull from now on. Called by a reader that begins at `position`; returns the first piece that is kept, and its row."""
         with self._lock:
             first = self._first_piece, self._first_row
+            self._taken = self._first_piece
         if position < first[1]:
             raise SourceError(
                 f"memory source: the first {first[1]:,} rows of the generator were read by an earlier run, and are no longer there.\n"
@@ -62,6 +65,7 @@ class FedSource(MemorySource):
     def pieces(self, partition: int, first: int) -> tuple[list[Rows], bool]:
         with self._lock:
             found, ended = self._pieces[partition][first - self._first_piece :], self._ended[partition]
+            self._taken = first + len(found)
         with self._room:
             self._unread_rows = 0
             self._room.notify_all()
@@ -73,10 +77,13 @@ class FedSource(MemorySource):
         return found, ended
 
     def acknowledge(self, position: int) -> None:
-        """Remove the pieces that end before a position: no reader of this run will begin there."""
+        """Remove the pieces that end before a position, if the reader has taken them: no reader of this run will begin there.
+
+        A reader that was just opened may be about to take the first ones, and to pass over them.
+        """
         with self._lock:
             pieces, removed = self._pieces[0], 0
-            while removed < len(pieces) and self._first_row + len(pieces[removed]) <= position:
+            while self._first_piece + removed < self._taken and self._first_row + len(pieces[removed]) <= position:
                 self._first_row += len(pieces[removed])
                 removed += 1
             del pieces[:removed]

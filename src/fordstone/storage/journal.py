@@ -3,7 +3,8 @@
 Each line is a value as `seal` frames it. What the lines mean, and what to do about damage, is for the owner of
 the log to decide.
 
-Invariants: after `append(sync=True)` returns, its lines survive a crash; a line that a crash or a full disk tore is
+Invariants: after `append(sync=True)` returns, its lines survive a crash, and all before them; of lines that were not synced, any may be lost,
+also one before a line that is kept, which is then counted as damaged; a line that a crash or a full disk tore is
 removed before the next one is written, so it never joins with a good line; `rewrite` replaces the file atomically.
 
 The frame, also used by small stored files, is a JSON value under its own SHA-256 checksum: exactly

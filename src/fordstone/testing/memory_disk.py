@@ -1,7 +1,7 @@
 """A disk in memory that forgets what was not made durable.
 
 Stands in for `OsDisk` in simulation. A crash keeps what was synced and decides the rest by a seeded random choice, as
-an unkind file system would: unsynced bytes are lost, torn, zeroed or whole; a name that was made, moved or removed
+an unkind file system would: unsynced bytes are lost, torn, zeroed, whole, or whole but for one sector; a name that was made, moved or removed
 without a sync of its directory is as it was or as it became, each change on its own, in any order.
 
 Invariants: what `fsync` and `fsync_dir` have returned for survives every crash; after a failed sync everything is
@@ -25,6 +25,8 @@ from fordstone.storage.disk import Data, Disk, FatalStorageError
 Change = Literal["create", "append", "truncate", "fsync", "rename", "fsync_dir", "remove", "remove_dir"]
 Operation = Change | Literal["read", "make_dirs"]
 Fault = Literal["full", "read-only", "sync", "bad-sector"]
+SECTOR_BYTES: Final = 64
+"""Smaller than that of any disk: the files of a simulation are small."""
 CHANGING: Final[tuple[Change, ...]] = get_args(Change)
 
 
@@ -334,7 +336,9 @@ def _settle(file: _File, rng: Random) -> bytes:
             return data[: rng.randint(len(durable), len(data))]
         case _:
             torn = rng.randint(len(durable), len(data))
-            return data[:torn] + bytes(len(data) - torn)
+            # All that follows was lost, or one sector, and later ones were written before it.
+            kept = len(data) if torn % 2 else min(len(data), (torn // SECTOR_BYTES + 1) * SECTOR_BYTES)
+            return data[:torn] + bytes(kept - torn) + data[kept:]
 
 
 def _full(path: str) -> StorageError:
