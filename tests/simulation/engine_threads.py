@@ -52,6 +52,10 @@ SLOW_AFTER: Final = 5_000
 """After how many times it is read the clock all but stops, so that the last attempts do not time out for ever."""
 
 
+IDLE_SECONDS: Final = 0.0002
+"""By how much it moves whenever all threads wait for a time."""
+
+
 class TickingClock:
     """Moves on whenever it is read."""
 
@@ -170,6 +174,7 @@ def run_on_threads(scenario: Scenario, *, excludes: bool = True, traced: tuple[M
         stack.enter_context(threads.inside(*LOCKING, excludes=excludes))
         stack.enter_context(failing_functions(rng, 10 * scenario.failure_rate, tally))
         world, disk, clock = build(scenario), SlowDisk(threads), TickingClock(rng)
+        threads.on_idle = lambda: clock.wait(IDLE_SECONDS)
         threads.run(lambda: _until_ended(scenario, world, disk, clock, rng, noted, tally))
     epochs: dict[int, int] = {}
     for epoch in sorted(noted.cuts):

@@ -58,6 +58,8 @@ class Interleaving:
         self._traced = frozenset(module.__file__ for module in traced)
         self._steps_max = steps_max
         self._timeouts = 0
+        self.on_idle: Callable[[], None] = lambda: None
+        """Called when nothing happens unless a wait times out: for a simulated clock."""
         self._tasks: list[_Task] = []
         self._running: _Task | None = None
         self._failure: BaseException | None = None
@@ -171,7 +173,9 @@ class Interleaving:
         self._steps += 1
         able = [task for task in self._tasks if self._failure is not None or task.can_run()]
         late = [task for task in self._tasks if task.may_time_out and task not in able]
-        self._timeouts += bool(late and not able)
+        if late and not able:
+            self._timeouts += 1
+            self.on_idle()
         able += late
         problem = None
         if not able:
