@@ -257,7 +257,7 @@ edge_options = options_of(
         default=None,
         callback=lambda context, option, value: None if value is None else size_of(value, "--state-max"),  # noqa: ARG005 - click's
         otherwise="On Spark, the memory of executors bounds the state: --memory.",
-        help="Maximum size of the state: beyond it, only input that holds time back is read.  [default: half of the memory]",
+        help="Maximum size of the state: above it, only input that holds time back is read, and above 1.25 times of it nothing.  [default: half of the memory]",
     ),
     _edge(
         "--remote",

@@ -21,6 +21,7 @@ from fordstone.edge.engine.recovery import Resumption, without_end
 from fordstone.edge.engine.release import LocalReleaseLog, Retention, SinkRelease
 from fordstone.edge.engine.sealing import Crossing, Sealing, check_tiers, waits_for_seal
 from fordstone.edge.engine.source_task import LiveSetup, Reservations, SourceSetup, SourceTask
+from fordstone.edge.engine.state_guard import StateGuard
 from fordstone.edge.engine.task import LoopTask, Task, TaskParts
 from fordstone.edge.engine.writer import Stages, Writer
 from fordstone.edge.link.outbox import Outbox
@@ -32,7 +33,6 @@ from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.protocol.interval import IntervalFacts, choose
 from fordstone.protocol.pacing import Pace, idle_interval_us
 from fordstone.protocol.progress import Progress, WaitedFor, describe_late, held_back
-from fordstone.protocol.state_limit import ReadingLimit, reading_limit
 from fordstone.runtime.assignment import assign_new
 from fordstone.runtime.available import check_nothing_new, read_targets
 from fordstone.runtime.clock import Clock
@@ -118,10 +118,16 @@ class Engine:
             outbox.begin(resumption.next_epoch - 1, crosses=bool(self._crossing.streams))
         if take_over is not None:
             take_over()
-        self._limit: ReadingLimit | None = None
-        self._state_bytes_max = config.state_bytes_max or default_state_bytes()
+        self._state_guard = StateGuard(
+            environment.clock,
+            bytes_max=config.state_bytes_max or default_state_bytes(),
+            waited_for=lambda: [one for task in self._source_tasks() for one in task.still_read()],
+            timed=any(isinstance(step, p.Source) and has_event_time(step) for step in plan.steps),
+            must_end=config.bounded or config.available_now,
+        )
         self.writer = self._make_writer()
         self.coordinator, self.tasks = self._make_tasks()
+        self._state_guard.tasks = self.tasks
         self._read_so_far = ReadSoFar(self.sources, self.tasks, environment.clock)
 
     # What a scheduler and its caller use.
@@ -191,6 +197,7 @@ class Engine:
         rows_late = sum(task.chain.late_rows for task in self.tasks)
         late_by_us = max((task.chain.late_by_us for task in self.tasks), default=0)
         troubles = [source.trouble() for source in self.sources.values()]
+        limit = self._state_guard.limit
         share, size_bytes = self._read_so_far.look(refresh=self.over) if self.config.bounded else (None, None)
         return Progress(
             pipeline=self.plan.pipeline,
@@ -204,7 +211,7 @@ class Engine:
             rejected=next((task.first_rejected for task in sources if task.first_rejected), None),
             rows_failed=sum(task.chain.failed_rows for task in self.tasks),
             watermark_us=min(marks, default=None),
-            state_bytes=self._state_bytes(),
+            state_bytes=self._state_guard.state_bytes(),
             checkpoints=self.writer.sealed_count,
             given_up=self.coordinator.given_up,
             checkpoint_us=last.took_us if last is not None else None,
@@ -212,8 +219,8 @@ class Engine:
             pause_us=last.pause_us if last is not None else None,
             interval_us=self._interval_us,
             restarts=restarts,
-            stalled=self.writer.stall or (None if self._limit is None else self._limit.reason),
-            waits_for=self.writer.stalled_by or (None if self._limit is None else "state"),
+            stalled=self.writer.stall or (None if limit is None else limit.reason),
+            waits_for=self.writer.stalled_by or (None if limit is None else "state"),
             elapsed_us=self.environment.clock.monotonic_us() - self._began_us,
             share=share,
             read_bytes=round(share * size_bytes) if share is not None and size_bytes is not None else None,
@@ -269,21 +276,8 @@ class Engine:
     def _on_committed(self, sealing: Sealing) -> None:
         if self.config.interval_us is None and self.writer.last is not None:
             self._interval_us = self._chosen_interval_us()
-        self._limit_reading()
+        self._state_guard.committed()
         self.coordinator.committed(sealing)
-
-    def _limit_reading(self) -> None:
-        """Let only those partitions be read that hold time back, while the state is larger than its limit."""
-        before, bytes_max = self._limit, self._state_bytes_max
-        self._limit = reading_limit(self._state_bytes(), bytes_max, self._waited_for(), limited=before is not None)
-        if (self._limit is None) != (before is None):
-            reason = "below its limit again" if self._limit is None else self._limit.reason
-            log.warning("reading limited" if self._limit else "reading unlimited", extra={"reason": reason})
-        for task in self._source_tasks():
-            task.limit_reading(self._limit)
-
-    def _state_bytes(self) -> int:
-        return sum(task.chain.state_bytes() for task in self.tasks)
 
     def _source_tasks(self) -> list[SourceTask]:
         return [task for task in self.tasks if isinstance(task, SourceTask)]
@@ -335,6 +329,7 @@ class Engine:
                 pauses_after_barrier=self.plan.mode == "blocking" and self.plan.guarantee == "exactly_once",
                 before_us=before_us,
                 targets=self._targets(setup, mine) if config.available_now else None,
+                state_guard=self._state_guard,
             )
             return SourceTask(parts, setup, live)
 

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from fordstone.connectors.base import Chunk, ReadPlan, Source
+from fordstone.edge.engine.state_guard import StateGuard
 from fordstone.edge.engine.task import Task, TaskParts
 from fordstone.epochs.manifest import PartitionCut, SourceCut
 from fordstone.errors import CheckpointError, GoneError, StorageError
@@ -28,7 +29,6 @@ from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.clock import pipeline_clock_us
 from fordstone.protocol.partitions import Follower, SourceState, reached_us, source_state
 from fordstone.protocol.progress import WaitedFor
-from fordstone.protocol.state_limit import ReadingLimit
 from fordstone.runtime.chain import Outlet
 from fordstone.runtime.intake import Intake
 from fordstone.runtime.partition import (
@@ -167,6 +167,8 @@ class LiveSetup:
     """The wall clock at the end of the last epoch."""
     targets: Mapping[str, ReadPlan] | None = None
     """Read each partition up to here and no further; None: read whatever comes."""
+    state_guard: StateGuard | None = None
+    """Says what may be read when the state is too large; None: it has no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +356,6 @@ class SourceTask(ReadingTask):
         self._bounded = live.bounded
         self._orders: deque[BarrierOrder] = deque()
         self._paused = False
-        self._limit: ReadingLimit | None = None
         self._asked = False
         self._refused = False
         self._all_ended = False
@@ -375,15 +376,15 @@ class SourceTask(ReadingTask):
         self._paused = paused
         self.wake()
 
-    def limit_reading(self, limit: ReadingLimit | None) -> None:
-        """Read only what the limit allows; None: everything."""
-        self._limit = None if self._timeless else limit
-        self.wake()
-
     def end_input(self) -> None:
         """All sources have ended, and the last sealed epoch has all their rows: from here on, input is as bounded input at its end."""
         self._all_ended = True
         self.wake()
+
+    def still_read(self) -> list[WaitedFor]:
+        """Of the partitions that the watermark waits for, those that have not been read up to their targets; callable from any thread."""
+        at_targets = {q.name for q in tuple(self._share.partitions.values()) if self._at_target(q)}
+        return [one for one in self.waited_for() if one.partition not in at_targets]
 
     # Called by the scheduler.
 
@@ -475,14 +476,16 @@ class SourceTask(ReadingTask):
     def _read(self) -> bool:
         if self._clock.monotonic_us() - self._looked_us >= LOOK_EVERY_US and self._look_at_silence():
             return True
-        limit = self._limit
+        guard = self._live.state_guard
+        limit = None if self._timeless or guard is None else guard.look()
         for partition in self._readable():
-            if limit is not None and partition.watermark_us(self._step.lateness_us) > limit.until_us:
-                break  # the others are further ahead
-            until = self._until(partition)
-            if until is not None and partition.position >= until:
+            if self._at_target(partition):
                 partition.at_end = True
                 continue
+            if guard is not None and limit is not None and not limit.allows(self._time_of(partition)):
+                guard.refuses(limit, self._reports.request_barrier)
+                break  # the others are further ahead
+            until = self._until(partition)
             chunk = self._chunk(partition, until)
             if chunk is None:
                 continue
@@ -498,6 +501,14 @@ class SourceTask(ReadingTask):
             self._announce_time()
             return True
         return self._look_at_silence()
+
+    def _at_target(self, partition: Partition) -> bool:
+        until = self._until(partition)
+        return until is not None and partition.position >= until
+
+    def _time_of(self, partition: Partition) -> int | None:
+        """The watermark of a partition; None without event time."""
+        return partition.watermark_us(self._step.lateness_us) if has_event_time(self._step) else None
 
     def _until(self, partition: Partition) -> int | None:
         target = None if self._live.targets is None else self._live.targets.get(partition.name)
