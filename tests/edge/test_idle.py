@@ -16,7 +16,9 @@ from tests.simulation.simulator import NoDeadLetters, SimClock
 from fordstone import Context, KeyedFunction, Pipeline, Timer, ValueState, tumbling
 from fordstone.connectors import MemorySink, MemorySource, memory, stdout
 from fordstone.edge.config import RunConfig
+from fordstone.edge.engine import engine as engine_module
 from fordstone.edge.engine.engine import Engine, Environment
+from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
 from fordstone.lang.duration import duration_us
@@ -37,7 +39,7 @@ SCHEMA = {"k": "string", "ts": "timestamp", "n": "bigint"}
 class Machine:
     """An engine, stepped until it has nothing more to do, on a clock that the test moves."""
 
-    def __init__(self, pipeline: Pipeline, *, interval: str = "1s", **options: Any) -> None:
+    def __init__(self, pipeline: Pipeline, *, interval: str = "1s", hub_away: bool = False, **options: Any) -> None:
         self.clock = SimClock(ROWS_BEGIN_US)
         disk = MemoryDisk()
         store = CheckpointStore(disk, pipeline="p", node="node", keep=KEEP)
@@ -45,7 +47,11 @@ class Machine:
         environment = Environment(
             clock=self.clock, disk=disk, wait=self.clock.wait, dead_letters=lambda _: NoDeadLetters()
         )
-        self.engine: Engine = recovered_engine(pipeline.plan(), pipeline.functions, config, environment, store, None)
+        outbox = Outbox(store, bytes_max=1 << 30) if hub_away else None
+        plan = split(pipeline.plan()).edge if hub_away else pipeline.plan()
+        self.engine: Engine = recovered_engine(
+            plan, pipeline.functions, config, environment, store, None, outbox=outbox
+        )
 
     @property
     def epoch(self) -> int:
@@ -85,6 +91,33 @@ def test_an_idle_pipeline_seals_an_epoch_a_minute_and_none_more_for_what_has_hap
     assert settled <= 3 + KEEP, "those with the rows, and as many as are kept"
     machine.rest(600)
     assert machine.epoch - settled == 600 * SECOND_US // IDLE_INTERVAL_US
+
+
+@pytest.mark.parametrize("crosses", [False, True])
+def test_epochs_that_pile_up_become_longer_but_not_for_rows_of_local_sinks(
+    crosses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "PILED_UP_EPOCHS", 20)
+    source, sink = MemorySource([[row(0)]]), MemorySink()
+    pipeline = Pipeline("p")
+    rows = pipeline.source("rows", memory(source), schema=SCHEMA, time="ts")
+    rows.filter("n > 100").sink("alarms", memory(sink))
+    rows.filter(f"n {'>' if crosses else '<'} 0").to_center().sink("all", memory(MemorySink()))
+    machine = Machine(pipeline, hub_away=True)
+
+    def busy(seconds: int) -> int:
+        before = machine.epoch
+        for second in range(seconds):
+            source.append(0, [row(machine.clock.now_us / SECOND_US - ROWS_BEGIN_US / SECOND_US + second % 2)])
+            machine.rest(1)
+        return machine.epoch - before
+
+    assert busy(15) >= 12, "as long as few wait for the hub"
+    busy(15)
+    assert busy(180) <= 4
+    source.append(0, [row(300, n=101)])
+    machine.rest(1.2)
+    assert sink.rows().height == 1, "the rows of sinks on the node are released as ever"
 
 
 def test_a_row_is_sealed_within_an_interval_however_long_it_was_quiet() -> None:

@@ -331,10 +331,15 @@ def test_an_epoch_that_waits_takes_little_memory(size_bytes: int, memory_bytes: 
     assert taken_bytes / count < memory_bytes
 
 
-def test_an_epoch_without_rows_always_fits_and_so_does_one_alone():
-    node = Node(bytes_max=50)
-    node.seal(1)
-    node.outbox.make_room(cut(2, size_bytes=0))
+def test_an_epoch_alone_always_fits():
+    Node(bytes_max=50).seal(1)
+
+
+def test_epochs_without_rows_count_too():
+    node = Node(bytes_max=10 * ENTRY_BYTES)
+    node.seal(*(cut(epoch, size_bytes=0) for epoch in range(1, 11)))
+    with pytest.raises(StorageError, match=r"outbox is full: 10240 bytes of 10 epochs"):
+        node.outbox.make_room(cut(11, size_bytes=0))
 
 
 def test_the_last_epoch_before_a_stop_may_go_beyond_the_bound():
@@ -344,8 +349,16 @@ def test_the_last_epoch_before_a_stop_may_go_beyond_the_bound():
     node.outbox.make_room(cut(2))
 
 
+def test_dropping_keeps_as_many_rows_as_fit_however_many_epochs_there_are():
+    node = Node(bytes_max=1_000, drops=True)
+    node.seal(*(cut(epoch, size_bytes=0) for epoch in range(1, 50)))
+    node.seal(*(cut(epoch, size_bytes=100) for epoch in range(50, 101)))
+    assert (node.outbox.epochs, node.outbox.size_bytes) == (100, 1_000)
+    assert set(node.outbox.held()) == {digest(epoch) for epoch in range(91, 101)}
+
+
 def test_dropping_takes_the_oldest_rows_and_leaves_their_epochs_and_times():
-    bytes_max = 300 + 5 * ENTRY_BYTES
+    bytes_max = 300
     node = Node(bytes_max=bytes_max, drops=True)
     node.seal(1, 2, 3, 4, 5)
     for box in (node.outbox, Node(node.disk, sealed=5, bytes_max=bytes_max, drops=True).outbox):

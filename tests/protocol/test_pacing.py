@@ -46,6 +46,8 @@ REST = PacingFacts(
         ({"idle": True, "started_us": 9_000}, Wait(11_000)),
         ({"idle": True, "started_us": -49_500}, Wait(10_500)),
         ({"idle": True, "started_us": -50_000}, Begin(last=False)),
+        ({"piled_up": True}, Wait(10_500)),
+        ({"piled_up": True, "started_us": -50_000}, Begin(last=False)),
         ({"idle": True, "requested": True}, Begin(last=False)),
         ({"idle": True, "drained": True}, Begin(last=True)),
         ({"idle": True, "stopping": True}, Begin(last=True)),

@@ -21,7 +21,7 @@ from tests.hub.sending import ONE, blob, commit_of, entry, run
 from tests.simulation.interleave import DeadlockError, Interleaving
 
 from fordstone.edge.link import outbox as outbox_module
-from fordstone.edge.link.outbox import ENTRY_BYTES, Outbox
+from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs import epoch_log as epoch_log_module
 from fordstone.epochs.store import CheckpointStore
 from fordstone.hub.messages import EpochEntry, LeaseRequest, Rejection
@@ -239,7 +239,7 @@ def writer_against_sender(seed: int, *, excludes: bool = True) -> None:
     """One thread seals epochs, one sends them to a hub; in half of the seeds the outbox is small and drops the oldest rows."""
     threads, rng = Interleaving(seed), Random(seed)
     drops = rng.random() < 0.5
-    bytes_max = 3 * (100 + ENTRY_BYTES) if drops else 1 << 30
+    bytes_max = 3 * 100 if drops else 1 << 30
     disk = MemoryDisk()
     hub: list[EpochEntry] = []
     with threads.inside(outbox_module, excludes=excludes), threads.inside(epoch_log_module):

@@ -2,7 +2,7 @@
 
 Pure: the coordinator gathers the facts and carries the decision out. One attempt at a time; the next begins only when
 the one before has been sealed or given up. A pipeline in which nothing happens seals an epoch only now and then: each one is stored,
-sent and kept by the hub.
+sent and kept by the hub. So does one whose epochs pile up, because the hub is away, as long as no sink of the node waits for them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Final
 
 IDLE_INTERVAL_US: Final = 60_000_000
 """The interval between checkpoints while nothing happens, unless a shorter one is needed."""
+PILED_UP_EPOCHS: Final = 1_000
+"""From this number of epochs on that wait for the hub, it does not matter to the center that the next ones are longer."""
 AHEAD_SHARE: Final = 60
 """The clock that rows are compared with (rule 7) is read at barriers: it may be late by one part in this number of `max_ahead`."""
 OFFLINE_SHARE: Final = 4
@@ -51,6 +53,8 @@ class PacingFacts:
     idle: bool = False
     """Nothing has happened in the last epochs, nor since: no row came, no time moved, no partition came or went, and nothing is due by the
     clock."""
+    piled_up: bool = False
+    """`PILED_UP_EPOCHS` wait for the hub; the last ones had no rows for sinks of this node, and none wait there now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +97,9 @@ def decide(pace: Pace, facts: PacingFacts) -> PacingDecision:
         return Begin(last=True)
     due_us = facts.started_us + pace.interval_us
     idle_until_us = facts.started_us + max(pace.interval_us, pace.idle_interval_us)
-    if facts.requested or facts.now_us >= (idle_until_us if facts.idle else due_us):
+    if facts.requested or facts.now_us >= (idle_until_us if facts.idle or facts.piled_up else due_us):
         return Begin(last=False)
-    # While nothing happens, it is looked at as often as ever whether something has.
+    # Meanwhile it is looked at as often as ever whether something has happened.
     return Wait(due_us if facts.now_us < due_us else min(facts.now_us + pace.interval_us, idle_until_us))
 
 

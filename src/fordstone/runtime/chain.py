@@ -54,6 +54,11 @@ class Outlet:
     def waits(self) -> bool:
         return self._write_to is None
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether rows came since the last barrier; callable from any thread."""
+        return bool(self._open)
+
     def take(self, frame: pl.DataFrame) -> None:
         self.rows += frame.height
         if self._write_to is not None:

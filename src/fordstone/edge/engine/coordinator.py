@@ -84,12 +84,14 @@ class Coordinator:
         before_us: int = 0,
         moved: Callable[[], bool] = lambda: True,
         idle_after: int = 1,
+        piled_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """`ends`: when all of these tasks have finished, all input has been processed. `before_us`: the wall clock at the last seal.
 
         `available_now`: stop after the sources have read what was there at the start. `moved`: whether rows came or time moved at a
         task since its last barrier. `idle_after`: after how many epochs in which nothing happened the pipeline is idle. With the
-        number of checkpoints that are kept, all of them have all rows by then, and their positions were acknowledged to the sources.
+        number of checkpoints that are kept, all of them have all rows by then, and their positions were acknowledged to the sources. `piled_up`: as in
+        `PacingFacts`.
         """
         self.wake: Callable[[], None] = lambda: None
         self.given_up = 0
@@ -117,6 +119,7 @@ class Coordinator:
         """Such an attempt has been sealed. Time has moved on after its barrier, so one more attempt is needed, the last."""
         self._moved = moved
         self._idle_after = idle_after
+        self._piled_up = piled_up
         self._empty_epochs = 0
         """How many epochs were sealed since something happened."""
         self._moved_before = True
@@ -229,6 +232,7 @@ class Coordinator:
             drained=self._finished >= self._ends and self._bounded,
             stopping=self._stopping or self._settled,
             idle=self._is_idle(),
+            piled_up=self._piled_up(),
         )
 
     def _is_idle(self) -> bool:

@@ -31,7 +31,7 @@ from fordstone.operators.dead_letter import DEAD_LETTERS, LETTER_SCHEMA
 from fordstone.plan import plan as p
 from fordstone.plan.ids import Attempt, PartitionId, TaskId
 from fordstone.protocol.interval import IntervalFacts, choose
-from fordstone.protocol.pacing import Pace, idle_interval_us
+from fordstone.protocol.pacing import PILED_UP_EPOCHS, Pace, idle_interval_us
 from fordstone.protocol.progress import Progress, WaitedFor, describe_late, held_back
 from fordstone.runtime.assignment import assign_new
 from fordstone.runtime.available import check_nothing_new, read_targets
@@ -125,6 +125,7 @@ class Engine:
             timed=any(isinstance(step, p.Source) and has_event_time(step) for step in plan.steps),
             must_end=config.bounded or config.available_now,
         )
+        self._released_rows = self._epochs_without_output = 0
         self.writer = self._make_writer()
         self.coordinator, self.tasks = self._make_tasks()
         self._state_guard.tasks = self.tasks
@@ -277,7 +278,18 @@ class Engine:
         if self.config.interval_us is None and self.writer.last is not None:
             self._interval_us = self._chosen_interval_us()
         self._state_guard.committed()
+        before, self._released_rows = self._released_rows, self.writer.stages.sinks.released_rows
+        self._epochs_without_output = self._epochs_without_output + 1 if self._released_rows == before else 0
         self.coordinator.committed(sealing)
+
+    def _piled_up(self) -> bool:
+        """As in `PacingFacts`; called by the coordinator."""
+        if self._outbox is None or self._outbox.epochs < PILED_UP_EPOCHS:
+            return False
+        if self._epochs_without_output < self.config.keep:
+            return False
+        outlets = [outlet for task in self.tasks for outlet in task.chain.outlets]
+        return not any(outlet.has_waiting and outlet.sink not in self._crossing.streams for outlet in outlets)
 
     def _source_tasks(self) -> list[SourceTask]:
         return [task for task in self.tasks if isinstance(task, SourceTask)]
@@ -362,6 +374,7 @@ class Engine:
             before_us=before_us,
             moved=lambda: any(task.moved for task in tasks),
             idle_after=config.keep,
+            piled_up=self._piled_up,
         )
         reports.coordinator = coordinator
         return coordinator, tasks

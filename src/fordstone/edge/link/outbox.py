@@ -1,7 +1,8 @@
 """The outbox: sealed epochs that the hub does not have yet. It is an index in memory of the epoch log; their rows are runs in the store.
 
 The writer adds each epoch when it is sealed; `edge.link.sender` takes the oldest and marks them when the hub has them. Days without
-the hub cost a line in the log and about a hundred bytes of memory per epoch, which its bound counts, too (`ENTRY_BYTES`).
+the hub cost a line in the log and about a hundred bytes of memory per epoch, which its bound counts, too (`ENTRY_BYTES`); when many
+wait, epochs become longer where nothing on the node waits for them (`protocol.pacing`).
 
 Invariants: entries have no gaps; an entry goes only after the mark that the hub has it is durable; the runs of every entry that
 is there are held; an epoch has one digest, in whatever form it is sent, so the chain at the newest epoch never depends on that.
@@ -252,15 +253,19 @@ class Outbox:
         return msgspec.structs.replace(cut, chain_before=self._newest_chain)
 
     def make_room(self, cut: Cut) -> None:
-        """Before a seal: check that the rows of an epoch fit. `StorageError` while they do not."""
+        """Before a seal: check that an epoch fits. `StorageError` while it does not.
+
+        What drops rows counts rows only: their epochs cannot go, and how many there are is bounded by how fast they are sealed
+        (`protocol.pacing`).
+        """
         size_bytes = sum(run.size_bytes for segment in entry_of(cut).streams.values() for run in segment.runs)
         with self._io:
-            waiting_bytes = self._bytes + ENTRY_BYTES * self.epochs
-            beyond = waiting_bytes + size_bytes + ENTRY_BYTES - self._bytes_max
-            if beyond <= 0 or not self.epochs or self.overrun or not size_bytes:
-                return
             if self._drops:
-                self._drop(beyond)
+                if (beyond := self._bytes + size_bytes - self._bytes_max) > 0 and self._bytes:
+                    self._drop(beyond)
+                return
+            waiting_bytes, size_bytes = self._bytes + ENTRY_BYTES * self.epochs, size_bytes + ENTRY_BYTES
+            if waiting_bytes + size_bytes <= self._bytes_max or not self.epochs or self.overrun:
                 return
         raise OutboxFullError(
             f"the outbox is full: {waiting_bytes} bytes of {self.epochs} epochs wait for the hub, and {size_bytes} more do not fit into "
@@ -363,27 +368,28 @@ class Outbox:
     def _entry(self, cut: Cut) -> EpochEntry:
         return _without_rows(entry_of(cut)) if cut.epoch <= self._delivery.dropped else entry_of(cut)
 
-    def _oldest(self, count: int) -> Iterator[EpochEntry]:
+    def _oldest(self, count: int, *, skipped: int = 0) -> Iterator[EpochEntry]:
         with self._mutex:
-            first, some = self.sent + 1, list(itertools.islice(self._kept, count))
+            first, some = self.sent + 1 + skipped, list(itertools.islice(self._kept, skipped, skipped + count))
         return _entries(some, first)
 
     def _drop(self, beyond: int) -> None:
         """Take the rows out of the oldest entries. The epochs stay: the hub takes none without those before it."""
         emptied: list[bytes] = []
         rows = dropped_bytes = 0
-        for entry in self._oldest(len(self._kept)):
+        before = max(self._delivery.dropped - self.sent, 0)
+        for entry in self._oldest(len(self._kept), skipped=before):
             if beyond <= dropped_bytes:
                 break
             rows += sum(run.rows for segment in entry.streams.values() for run in segment.runs)
             dropped_bytes += _weight(entry).size_bytes
             emptied.append(_PACK.encode(_Kept.of(_without_rows(entry))))
-        delivery = msgspec.structs.replace(self._delivery, dropped=self.sent + len(emptied))
+        delivery = msgspec.structs.replace(self._delivery, dropped=self.sent + before + len(emptied))
         self._store.log.note_delivery(delivery)
         with self._mutex:
             self._delivery = delivery
             self._bytes -= dropped_bytes
-            for index, packed in enumerate(emptied):
+            for index, packed in enumerate(emptied, before):
                 self._kept[index] = packed
         log.warning("outbox full, rows dropped", extra={"epochs": len(emptied), "rows": rows})
 
