@@ -133,6 +133,10 @@ def test_spark_before_4_3_is_too_old(version, old):
         ({"spark.executor.instances": "4", "spark.executor.cores": "8"}, 32),
         ({"spark.executor.instances": "4", "spark.executor.cores": "8", "spark.task.cpus": "4"}, 8),
         ({"spark.executor.instances": "2"}, 2),
+        ({"spark.master": "yarn", "spark.executor.cores": "8"}, 16),
+        ({"spark.master": "k8s://https://host:6443", "spark.executor.cores": "8"}, 16),
+        ({"spark.master": "yarn", "spark.executor.instances": "3", "spark.executor.cores": "8"}, 24),
+        ({"spark.master": "spark://host:7077", "spark.executor.cores": "8"}, 0),
         (
             {
                 "spark.dynamicAllocation.enabled": "true",

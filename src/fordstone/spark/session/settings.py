@@ -193,6 +193,10 @@ UNBOUNDED_EXECUTORS: Final = 32
 """How many executors are counted on where Spark may start as many as it likes."""
 
 
+DEFAULT_EXECUTORS: Final = 2
+"""What Spark starts on YARN and Kubernetes if it is not told a number."""
+
+
 def tasks_max(conf: Mapping[str, str]) -> int:
     """How many tasks an application may come to run at once by its settings; 0: they do not say.
 
@@ -204,4 +208,6 @@ def tasks_max(conf: Mapping[str, str]) -> int:
         most = int(conf.get("spark.dynamicAllocation.maxExecutors") or UNBOUNDED_EXECUTORS)
         # By default Spark has no maximum, which it writes as the largest integer.
         executors = max(executors, min(most, UNBOUNDED_EXECUTORS))
+    elif not executors and conf.get("spark.master", "").startswith(("yarn", "k8s://")):
+        executors = DEFAULT_EXECUTORS
     return max(int(conf.get("spark.cores.max") or 0), executors * max(1, cores))
