@@ -32,6 +32,14 @@ def files(path: Path) -> list[str]:
     return sorted(str(file) for file in found if file.parts[0] != "_delta_log")
 
 
+def test_a_machine_that_sees_another_directory_writes_no_parts(tmp_path: Path) -> None:
+    opened(tmp_path / "t", STREAM)
+    (tmp_path / "t").rename(tmp_path / "elsewhere")
+    with pytest.raises(SinkError, match=r"this machine sees another directory(.|\n)*a directory that all of them share"):
+        open_parts(delta(str(tmp_path / "t")), STREAM)
+    assert not (tmp_path / "t").exists()
+
+
 def test_every_type_comes_back_as_it_was_from_parts_through_deltalake_and_polars(tmp_path: Path) -> None:
     schema = Schema.of({"key": "int"} | {name: kind for name, (kind, _) in KINDS.items()})
     columns = {"key": [1, 2, 3]} | {name: values for name, (_, values) in KINDS.items()}

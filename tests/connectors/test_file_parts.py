@@ -61,6 +61,15 @@ def below(path: Path) -> list[str]:
     return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.name != MARK_NAME)
 
 
+def test_a_machine_that_sees_another_directory_writes_no_parts(tmp_path: Path) -> None:
+    spec = files(str(tmp_path / "out"), format="jsonl")
+    open_sink(spec, STREAM)
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    with pytest.raises(SinkError, match=r"this machine sees another directory(.|\n)*a directory that all of them share"):
+        open_parts(spec, STREAM)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_an_epoch_in_parts_is_one_directory_named_by_its_number(tmp_path: Path, file_format: str) -> None:
     sink, writer = opened(tmp_path / "out", file_format)

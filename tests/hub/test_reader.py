@@ -10,7 +10,9 @@ from fordstone.errors import HubAwayError, SourceError
 from fordstone.hub.client.client import RETRY_SECONDS_MAX, retry
 from fordstone.hub.client.reader import (
     MAX_AHEAD_US,
+    BACK_OFF,
     EpochBuffer,
+    Follower,
     Pauses,
     StreamFacts,
     StreamReader,
@@ -167,6 +169,22 @@ def test_a_reader_that_the_hub_failed_asks_again_after_pauses_that_grow_and_are_
 
 
 # Retries.
+
+
+def test_followers_of_a_hub_that_is_away_do_not_all_ask_at_the_same_times():
+    waits = []
+    for chance in (0.0, 1.0):
+        hub = FakeHub()
+        hub.away = True
+        reader = StreamReader(hub, PIPELINE, STREAM, chance=lambda: chance)  # noqa: B023 - used within the round
+        follower = Follower(reader, StreamFacts(), consumer="center")
+        waits.append([follower.step() for _ in range(8)])
+        hub.away = False
+        follower.step()
+        hub.away = True
+        assert follower.step() == waits[-1][0], "an answer begins it anew"
+    assert waits[1] == [0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0]
+    assert waits[0] == [wait_s * (1 - BACK_OFF.jitter) for wait_s in waits[1]]
 
 
 def test_a_call_is_tried_again_while_the_hub_is_away_and_then_given_up():

@@ -91,6 +91,18 @@ def test_probes_follow_the_pipeline(world: World, server: HealthServer) -> None:
     assert "not started again" in json.loads(answered.data)["pipelines"][0]["problem"]
 
 
+def test_a_state_at_its_limit_is_shown_and_no_reason_to_restart(world: World, server: HealthServer) -> None:
+    world.after(1, epoch=3, rows_in=10)
+    world.after(1, epoch=4, rows_in=10, stalled="the state has 12 MiB", waits_for="state")
+    answered = ask(server, "/healthz")
+    (one,) = json.loads(answered.data)["pipelines"]
+    found = (answered.status, one["state"], one["waits_for"], one["state_limit_reached"])
+    assert found == (200, "waiting", "state", True)
+    world.after(1, epoch=5, rows_in=11)
+    (one,) = json.loads(ask(server, "/healthz").data)["pipelines"]
+    assert (one["state"], one["state_limit_reached"]) == ("running", False)
+
+
 def test_rows_that_are_not_sealed_are_found_and_idle_pipelines_are_healthy(world: World) -> None:
     world.after(1, epoch=1, rows_in=10)
     for _ in range(120):
