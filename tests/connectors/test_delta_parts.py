@@ -35,7 +35,9 @@ def files(path: Path) -> list[str]:
 def test_a_machine_that_sees_another_directory_writes_no_parts(tmp_path: Path) -> None:
     opened(tmp_path / "t", STREAM)
     (tmp_path / "t").rename(tmp_path / "elsewhere")
-    with pytest.raises(SinkError, match=r"this machine sees another directory(.|\n)*a directory that all of them share"):
+    with pytest.raises(
+        SinkError, match=r"this machine sees another directory(.|\n)*a directory that all of them share"
+    ):
         open_parts(delta(str(tmp_path / "t")), STREAM)
     assert not (tmp_path / "t").exists()
 
