@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,10 +52,11 @@ class HubProcess:
 
 
 @contextmanager
-def hub_process(directory: Path | None) -> Iterator[HubProcess]:
-    """A new hub that is gone with the block, and its data with it."""
+def hub_process(directory: Path | None, fill: Callable[[Path], None] = lambda _: None) -> Iterator[HubProcess]:
+    """A new hub that is gone with the block, and its data with it. `fill` writes its log before it starts."""
     with tempfile.TemporaryDirectory(dir=directory, prefix="fordstone-hub-bench-") as home:
         data, ready = Path(home) / "hub", Path(home) / "url"
+        fill(data)
         words = ("hub", "--listen", "127.0.0.1:0", "--data", str(data), "--ready-file", str(ready))
         process = subprocess.Popen(command(*words), stdout=subprocess.DEVNULL)
         try:

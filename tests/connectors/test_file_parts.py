@@ -65,7 +65,9 @@ def test_a_machine_that_sees_another_directory_writes_no_parts(tmp_path: Path) -
     spec = files(str(tmp_path / "out"), format="jsonl")
     open_sink(spec, STREAM)
     (tmp_path / "out").rename(tmp_path / "elsewhere")
-    with pytest.raises(SinkError, match=r"this machine sees another directory(.|\n)*a directory that all of them share"):
+    with pytest.raises(
+        SinkError, match=r"this machine sees another directory(.|\n)*a directory that all of them share"
+    ):
         open_parts(spec, STREAM)
     assert not (tmp_path / "out").exists()
 

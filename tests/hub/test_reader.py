@@ -9,8 +9,8 @@ from tests.connectors.fake_hub import PIPELINE, STREAM, Epoch, FakeHub
 from fordstone.errors import HubAwayError, SourceError
 from fordstone.hub.client.client import RETRY_SECONDS_MAX, retry
 from fordstone.hub.client.reader import (
-    MAX_AHEAD_US,
     BACK_OFF,
+    MAX_AHEAD_US,
     EpochBuffer,
     Follower,
     Pauses,

@@ -294,6 +294,10 @@ def state_names(setting: QuerySetting, depth: int) -> list[str]:
 
 def stream_host(setting: QuerySetting, depth: int) -> Callable[[int, Iterator[Any], PieceStore], Iterator[Row]]:
     """What keyed tasks of a stream do with the rows of one shard in one batch."""
+    if setting.probe is not None:
+        from fordstone.spark.session.session import check_probe  # noqa: PLC0415 - only where there are several machines
+
+        check_probe(setting.probe)
     keys = shard_keys(setting.shards)
     shards = shards_of(keys)
 

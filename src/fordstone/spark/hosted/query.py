@@ -253,7 +253,7 @@ def hosted_query(
             "Restore the checkpoint location as a whole, or begin with a new one."
         )
     own = prepared(spark)
-    check_location(own, checkpoint, IDENTITY_PATH, parallelism(own))
+    probe = check_location(own, checkpoint, IDENTITY_PATH, parallelism(own))
     if any("token" in (step.connector.at or {}) for step in plan.steps if isinstance(step, p.Source | p.Sink)):
         warn_of_clear_tokens(own)
     for name, value in {**SESSION_SETTINGS, "spark.sql.shuffle.partitions": str(identity.shards)}.items():
@@ -264,6 +264,7 @@ def hosted_query(
         functions=Lazy(functions),
         batch_rows=config.batch_rows,
         bounded=config.bounded or batch,
+        probe=probe,
     )
     return HostedQuery(
         spark=own,

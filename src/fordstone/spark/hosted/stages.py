@@ -30,6 +30,7 @@ from fordstone.spark.hosted.packing import Packer
 
 if TYPE_CHECKING:
     from fordstone.spark.hosted.sent import Lazy
+    from fordstone.spark.session.session import Probe
 
 TIMERS_US: Final = 1_000_000
 """Interval at which timers by the clock are looked at although there are no rows."""
@@ -188,6 +189,8 @@ class QuerySetting:
     functions: Lazy[Functions] | None = None
     batch_rows: int = 65_536
     bounded: bool = False
+    probe: Probe | None = None
+    """What each process has to see at the checkpoint location before it touches state; None: all are on one machine."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {part.name: getattr(self, part.name) for part in fields(self)}

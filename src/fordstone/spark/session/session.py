@@ -14,11 +14,13 @@ import logging
 import os
 import platform
 import re
+import socket
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -294,24 +296,48 @@ def check_workers(spark: SparkSession, tasks: int) -> None:
         raise ConfigError("the executors cannot run the plan:\n" + "".join(f"  {line}\n" for line in found) + _HOW)
 
 
-def check_location(spark: SparkSession, location: str, probe: str, tasks: int) -> None:
-    """Let every executor look at a file that the driver has written below the checkpoint location.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A file that the driver has written below the checkpoint location, by which executors see whether it is theirs, too."""
+
+    location: str
+    path: str
+    digest: str
+
+
+def check_location(spark: SparkSession, location: str, path: str, tasks: int) -> Probe | None:
+    """Let executors look at a file that the driver has written below the checkpoint location.
+
+    Return it for those that were not asked: small tasks may all run on one executor, and others join later. None: there is one machine.
 
     Raises:
         ConfigError: Some executor does not see it, so that state would be written to disks of their own.
     """
     if not is_connect(spark) and local_cores(spark.sparkContext.master, 1) is not None:
-        return
+        return None
     parts = max(1, min(tasks, ASKED_MAX))
-    place, wanted = f"{location.rstrip('/')}/{probe}", digest_at(location, probe)
-    rows = spark.range(0, parts, 1, parts).mapInArrow(_look(location, probe), "host string, digest string").collect()
-    blind = sorted({row["host"] for row in rows if row["digest"] != wanted})
+    probe = Probe(location=location, path=path, digest=digest_at(location, path))
+    rows = spark.range(0, parts, 1, parts).mapInArrow(_look(location, path), "host string, digest string").collect()
+    blind = sorted({row["host"] for row in rows if row["digest"] != probe.digest})
     if blind:
-        raise ConfigError(
-            f"executors on {', '.join(blind[:5])} do not see {place}, which the driver has written: the checkpoint location is not "
-            "shared. Each of them would keep its part of the state on a disk of its own, and the first that is lost would take it along. "
-            "Give --state a directory that all machines mount, or a URL such as s3://bucket/state or hdfs://namenode/state."
-        )
+        raise _not_shared(probe, blind)
+    return probe
+
+
+@cache
+def check_probe(probe: Probe) -> None:
+    """The same in an executor, once per process. `ConfigError` as of `check_location`."""
+    if digest_at(probe.location, probe.path) != probe.digest:
+        raise _not_shared(probe, [socket.gethostname()])
+
+
+def _not_shared(probe: Probe, hosts: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"executors on {', '.join(hosts[:5])} do not see {probe.location.rstrip('/')}/{probe.path}, which the driver has written: the "
+        "checkpoint location is not shared. Each of them would keep its part of the state on a disk of its own, and the first that is lost "
+        "would take it along. Give --state a directory that all machines mount, or a URL such as s3://bucket/state or "
+        "hdfs://namenode/state."
+    )
 
 
 def warn_of_clear_tokens(spark: SparkSession) -> None:

@@ -194,7 +194,7 @@ UNBOUNDED_EXECUTORS: Final = 32
 
 
 DEFAULT_EXECUTORS: Final = 2
-"""What Spark starts on YARN and Kubernetes if it is not told a number."""
+"""What Spark starts on YARN and Kubernetes if no number is given."""
 
 
 def tasks_max(conf: Mapping[str, str]) -> int:
