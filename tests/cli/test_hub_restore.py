@@ -9,21 +9,23 @@ from tests.cli.place import Invoke
 from tests.hub.started import started
 
 from fordstone.hub.store.sqlite import SqliteStore
+from fordstone.protocol.restored import is_former
 from fordstone.storage.disk import OsDisk
 
 
-def ids(data: Path) -> tuple[str, tuple[str, ...]]:
+def ids(data: Path) -> tuple[str, bool]:
     with contextlib.closing(SqliteStore(data / "log.sqlite")) as store, store.snapshot() as log:
-        return log.log_id(), log.former_logs()
+        return log.log_id(), log.was_restored()
 
 
-def test_a_restored_log_gets_a_new_id_and_keeps_the_former_one(invoke: Invoke, tmp_path: Path):
-    before, _ = ids(tmp_path)
+def test_a_restored_log_gets_a_new_id_of_the_same_family(invoke: Invoke, tmp_path: Path):
+    before, restored = ids(tmp_path)
+    assert not restored
     result = invoke("hub", "restore", "--data", str(tmp_path))
     assert result.exit_code == 0, result.output
-    after, former = ids(tmp_path)
-    assert after != before
-    assert former == (before,)
+    after, restored = ids(tmp_path)
+    assert is_former(before, after)
+    assert restored
     assert after in result.output
 
 

@@ -17,6 +17,7 @@ from fordstone.hub.messages import ControlPage, ControlPublish, ControlVersion
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import DELETE, OP, UPSERT
 from fordstone.plan import plan as p
+from fordstone.protocol.chain import CHAIN_START, ChainFacts, PositionJudgement, chained, judge_position
 from fordstone.state.base import RunRef
 
 SCHEMA = Schema.of({"device": "string", "threshold": "double"})
@@ -38,6 +39,7 @@ class FakeHub(HubClient):
     away: bool = False
     loses_answers: int = 0
     newest: int = 0
+    chain: str = CHAIN_START
     page_max: int = 1000
     asked: list[int] = field(default_factory=list)
     waits: list[float] = field(default_factory=list)
@@ -72,23 +74,39 @@ class FakeHub(HubClient):
             owner=version.owner,
             batch=version.batch,
         )
+        made = msgspec.structs.replace(made, chain=chained(self.chain, made.digest()))
+        self.chain = made.chain
         self.versions.append(made)
         if self.loses_answers:
             self.loses_answers -= 1
             raise HubAwayError("the answer was lost", retry_after_s=None)
         return made
 
-    def control_page(self, pipeline: str, control: str, *, after: int = 0, wait_s: float = 0.0) -> ControlPage:
+    def control_page(
+        self, pipeline: str, control: str, *, after: int = 0, chain: str | None = None, wait_s: float = 0.0
+    ) -> ControlPage:
         del pipeline, control
         self.asked.append(after)
         self.waits.append(wait_s)
         self._answer()
         oldest = self.versions[0].version if self.versions else self.newest + 1
-        start = after + 1
-        if after == 0 or start < oldest:
-            start = max([start, oldest, *(one.version for one in self.versions if one.snapshot)])
+        start, restart = after + 1, ""
+        at = next((one.chain for one in reversed(self.versions) if one.version <= after), None)
+        facts = ChainFacts(head=self.newest, head_chain=self.chain, chain=at)
+        judgement = PositionJudgement.FITS if chain is None else judge_position(after, chain, facts)
+        if judgement is PositionJudgement.BEYOND:
+            raise HubRefusedError("version is not one of its versions", status=410, code="gone")
+        if judgement is not PositionJudgement.FITS:
+            restart = f"the hub does not have version {after}"
+        if after == 0 or start < oldest or restart:
+            start = max([oldest, *(one.version for one in self.versions if one.snapshot)])
         found = [one for one in self.versions if one.version >= start]
-        return ControlPage(versions=tuple(found[: self.page_max]), newest=self.newest, log_id="log")
+        return ControlPage(
+            versions=tuple(found[: self.page_max]),
+            newest=self.newest,
+            reached=self.newest,
+            restart=restart,
+        )
 
     def close(self) -> None:
         """Nothing is open."""

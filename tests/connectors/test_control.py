@@ -19,7 +19,7 @@ from fordstone.testing.memory_disk import MemoryDisk
 def source_of(count: int, *, bounded: bool = False, disk: MemoryDisk | None = None) -> ControlSource:
     log = ControlLog(disk or MemoryDisk(), "p/n/control/t", schema=SCHEMA, keys=KEYS)
     for version in range(1, count + 1):
-        log.add(version, control_rows({"a": float(version), "b": 1.0}))
+        log.add(version, control_rows({"a": float(version), "b": 1.0}), chain="")
     return ControlSource(log, bounded=bounded)
 
 
@@ -46,7 +46,7 @@ def test_reading_goes_on_when_versions_come_and_stops_at_the_given_version():
     assert chunk is not None
     assert chunk.position == 2
     assert reader.read(100) is None
-    source.log.add(5, control_rows({"c": 1.0}))
+    source.log.add(5, control_rows({"c": 1.0}), chain="")
     chunk = reader.read(100)
     assert chunk is not None
     assert chunk.position == 5

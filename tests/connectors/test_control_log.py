@@ -39,7 +39,7 @@ def tables_of(versions: list[dict[str, Any]]) -> list[Table]:
 def filled(disk: MemoryDisk, versions: list[dict[str, Any]]) -> ControlLog:
     log = opened(disk)
     for number, rows in enumerate(versions, 1):
-        log.add(number, control_rows(rows))
+        log.add(number, control_rows(rows), chain="")
     return log
 
 
@@ -52,7 +52,7 @@ def test_a_crash_at_any_point_keeps_a_prefix_with_all_that_was_stored(versions, 
     disk.cut_after = disk.changes + cut_after
     try:
         for number, rows in enumerate(versions, 1):
-            log.add(number, control_rows(rows))
+            log.add(number, control_rows(rows), chain="")
             stored = number
             if number == compact_at:
                 log.compact(number)
@@ -64,7 +64,7 @@ def test_a_crash_at_any_point_keeps_a_prefix_with_all_that_was_stored(versions, 
     assert as_table(again.table()) == tables[again.newest]
     # And it goes on from there, as if nothing had happened.
     for number in range(again.newest + 1, len(versions) + 1):
-        again.add(number, control_rows(versions[number - 1]))
+        again.add(number, control_rows(versions[number - 1]), chain="")
     assert as_table(opened(disk).table()) == tables[-1]
 
 
@@ -110,9 +110,9 @@ def test_compaction_keeps_the_table_and_what_may_still_be_read():
 
 def test_a_large_table_is_not_written_again_for_a_few_rows():
     log = opened(MemoryDisk())
-    log.begin_at(1, control_rows({f"d{number}": 1.0 for number in range(1000)}))
+    log.begin_at(1, control_rows({f"d{number}": 1.0 for number in range(1000)}), chain="")
     for version in range(2, 2 + COMPACT_FILES_MAX):
-        log.add(version, control_rows({"d0": float(version)} if version > 3 else {"x": 1.0}))
+        log.add(version, control_rows({"d0": float(version)} if version > 3 else {"x": 1.0}), chain="")
         log.compact(version)
         if version in {40, 200}:
             assert log.files == version
@@ -135,7 +135,7 @@ def test_a_damaged_version_is_cut_off_with_all_that_comes_after_it(torn, caplog)
     assert as_table(again.table()) == {"a": 3.0}
     assert len(disk.list(FOLDER)) == 3
     assert "control version lost" in caplog.text
-    again.add(6, control_rows({"a": 9.0}))
+    again.add(6, control_rows({"a": 9.0}), chain="")
     assert opened(disk).newest == 6
 
 
@@ -161,9 +161,9 @@ def test_a_full_disk_leaves_all_as_it_was_and_the_version_can_be_stored_later():
     for operation in ("create", "rename"):
         disk.fail_next(operation, "full" if operation == "create" else "read-only")
         with pytest.raises(StorageError):
-            log.add(2, control_rows({"a": 2.0}))
+            log.add(2, control_rows({"a": 2.0}), chain="")
         assert log.newest == opened(disk).newest == 1
-    log.add(2, control_rows({"a": 2.0}))
+    log.add(2, control_rows({"a": 2.0}), chain="")
     assert as_table(opened(disk).table()) == {"a": 2.0}
 
 
@@ -177,7 +177,7 @@ def test_a_version_that_is_needed_again_and_not_there_is_an_error():
 def test_a_later_table_takes_the_place_of_all_that_is_there():
     disk = MemoryDisk()
     log = filled(disk, [{"a": 1.0}, {"b": 2.0}])
-    log.begin_at(7, control_rows({"c": 3.0}))
+    log.begin_at(7, control_rows({"c": 3.0}), chain="")
     for one in (log, opened(disk)):
         assert (one.newest, one.files) == (7, 1)
         assert as_table(one.table()) == {"c": 3.0}
@@ -189,8 +189,8 @@ def test_the_changes_between_two_tables_turn_one_into_the_other_and_name_only_wh
     first, second = (control_rows(tables_of(versions)[-1]) for versions in (before, after))
     changes = changes_between(first, second, KEYS)
     log = opened(MemoryDisk())
-    log.add(1, first)
-    log.add(2, changes)
+    log.add(1, first, chain="")
+    log.add(2, changes, chain="")
     assert_frame_equal(log.table().sort("device"), second.sort("device"))
     same = {row for row in first.rows() if repr(row) in {repr(one) for one in second.rows()}}
     assert not same & set(changes.rows())

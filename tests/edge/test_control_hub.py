@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from fordstone.connectors.registry import open_sink
 from fordstone.edge.config import RunConfig
 from fordstone.edge.run import run
 from fordstone.epochs.store import CheckpointStore
-from fordstone.errors import FencedError
+from fordstone.errors import FencedError, SinkError
 from fordstone.hub.client import publisher as publishing
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
@@ -200,6 +201,32 @@ def test_the_center_is_the_same_publisher_after_a_restart_and_another_with_anoth
         assert versions(address) == before
         with pytest.raises(FencedError, match="newer publisher"):
             run(center(source, address), {}, RunConfig(state=tmp_path / "one", node="center", bounded=True))
+
+
+def test_a_center_from_an_older_copy_of_its_state_publishes_nothing_by_default(tmp_path):
+    with running_hub(tmp_path / "hub") as address:
+        source = MemorySource([[("a", 1.0)]])
+
+        def go(state: str, **more: Any) -> None:
+            run(center(source, address), {}, RunConfig(state=tmp_path / state, node="center", bounded=True, **more))
+
+        go("state")
+        shutil.copytree(tmp_path / "state", tmp_path / "older")
+        source.append(0, [("b", 2.0)])
+        go("state")
+        source.append(0, [("c", 3.0)])
+        with pytest.raises(
+            SinkError, match="published up to epoch 2, and was started from state that ends with epoch 1"
+        ):
+            go("older")
+        assert [batch for _, batch in versions(address)] == [1, 2]
+        shutil.rmtree(tmp_path / "older")
+        go("state")
+        shutil.copytree(tmp_path / "state", tmp_path / "lost")
+        for state, value in (("state", 4.0), ("lost", 5.0)):
+            source.append(0, [("d", value)])
+            go(state, discard_later_output=state == "lost")
+        assert [batch for _, batch in versions(address)] == [1, 2, 3, 4, 4]
 
 
 def test_a_hub_that_is_away_holds_the_center_until_it_is_back(tmp_path):

@@ -71,9 +71,7 @@ class Node:
         source = made.sources["limits"]
         assert isinstance(source, ControlSource)
         manifest = made.resumption.manifest
-        taken = 0
-        if manifest is not None and PARTITION in manifest.cut.sources["limits"].partitions:
-            taken = manifest.cut.sources["limits"].partitions[PARTITION].position
+        taken = None if manifest is None else manifest.cut.sources["limits"].partitions.get(PARTITION)
         return made, ControlFetcher(self.hub, source.log, pipeline="cold-chain", control="limits", taken=taken)
 
     def publish(self) -> None:
@@ -372,7 +370,7 @@ def test_a_control_table_never_holds_time_back(parallelism, versions):
     rng = Random(1)
     for number in range(STEPS_MAX):
         if number % 400 == 100 and table.log.newest < versions:
-            table.log.add(table.log.newest + 1, control_rows({"a": 1.0}))
+            table.log.add(table.log.newest + 1, control_rows({"a": 1.0}), chain="")
         clock.now_us += 200
         rng.choice(engine.steppables()).step()
         if sum(frame.height for frame in out.released.values()) == 3:

@@ -217,6 +217,20 @@ def test_epochs_of_a_take_over_are_not_taken_for_those_that_were_read(site: Site
         assert set(found) > set(read)
 
 
+def test_a_backup_that_is_restored_twice_is_noticed_twice_and_nodes_go_on(site: Site) -> None:
+    generations = []
+    for _ in range(2):
+        site.mark_restored()
+        with site.hub() as hub:
+            site.send(hub, "a", 2)
+            found = info(hub)
+            assert found.generation is not None
+            generations.append(found.generation.hub)
+            assert site.read_all(hub, "center") == list(range(site.fed))
+        site.set_back()
+    assert generations[0] < generations[1]
+
+
 def test_a_machine_that_was_taken_over_from_before_the_restore_cannot_leave_out_epochs_of_its_successor(
     site: Site,
 ) -> None:

@@ -19,7 +19,7 @@ from fordstone.hub.messages import (
     Rejection,
     StreamSegment,
 )
-from fordstone.hub.store import commits
+from fordstone.hub.store import commits, controls
 from fordstone.hub.store.log import HubLog, LogLimits
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.protocol.delivery import Reaction, reaction_to
@@ -52,7 +52,7 @@ class Hub:
 
     def publish(self, pipeline: str, control: str, batch: int = 1) -> None:
         body = ControlPublish(owner="o", batch=batch, blob=run("a"))
-        self.log.write(lambda tx: commits.publish(tx, pipeline, control, body)).result(10)
+        self.log.write(lambda tx: controls.publish(tx, pipeline, control, body)).result(10)
 
     def register(self, pipeline: str, consumer: str) -> None:
         body = ConsumerPosition(streams={"s": {}})

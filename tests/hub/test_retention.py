@@ -24,7 +24,7 @@ from fordstone.hub.messages import (
     NodePosition,
     Rejection,
 )
-from fordstone.hub.store import commits
+from fordstone.hub.store import commits, controls
 from fordstone.hub.store import retention as retention_module
 from fordstone.hub.store.blobs import BlobLocks, DiskBlobs, Upload
 from fordstone.hub.store.log import HubLog
@@ -82,7 +82,7 @@ class Place:
 
     def publish(self, batch: int, text: str, *, snapshot: bool = False, owner: str = "o") -> None:
         body = ControlPublish(owner=owner, batch=batch, blob=run(text), snapshot=snapshot)
-        self.log.write(lambda tx: commits.publish(tx, "p", "c", body)).result(10)
+        self.log.write(lambda tx: controls.publish(tx, "p", "c", body)).result(10)
 
     def epochs(self, stream: str = "s") -> list[int]:
         return [found.epoch for found in epochs_in(self.log, "p", stream)]

@@ -92,14 +92,14 @@ TABLE: dict[str, tuple[LeaseFacts, LeaseDecision]] = {
     ),
     "restored twice: another holder, which took over after the backup, has more": (
         facts(
-            Holding(holder="a", fence=Fence(2003, 7), start=None),
+            Holding(holder="a", fence=Fence(1_794_000_000_003, 7), start=None),
             holder="b",
-            granted=4,
+            granted=1_793_000_000_004,
             claimed=Position(30, "c30"),
             restored=True,
             take_over=True,
         ),
-        Granted(fence=Fence(2004, 8)),
+        Granted(fence=Fence(1_794_000_000_004, 8)),
     ),
     "restored: a holder that was superseded before has more": (
         facts(RESTORED, holder="b", granted=2, claimed=Position(30, "c30"), restored=True, take_over=True),

@@ -61,8 +61,15 @@ class CenterEnds(ConnectorOpener):
         if step.connector.kind != "control":
             return super().sink(step, resumes_after=resumes_after)
         stream = self._job.types[step.input]
-        owner = self._job.ownership.owner.holder
-        sink_stream = SinkStream(step=step.name, schema=stream.schema, upsert_key=stream.upsert_key, owner=owner)
+        owner = self._job.ownership.owner
+        sink_stream = SinkStream(
+            step=step.name,
+            schema=stream.schema,
+            upsert_key=stream.upsert_key,
+            owner=owner.holder,
+            start=owner.start,
+            resumes_after=resumes_after,
+        )
         return ControlSink(self._host.wire, sink_stream, pipeline=PIPELINE, control=CONTROL, keys=("k",))
 
 

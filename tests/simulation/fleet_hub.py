@@ -38,7 +38,7 @@ from fordstone.hub.messages import (
     StreamNodes,
 )
 from fordstone.hub.server.handlers import check_commit, decoded
-from fordstone.hub.store import commits
+from fordstone.hub.store import commits, controls
 from fordstone.hub.store.blobs import BlobLocks, BlobStore, Upload
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
@@ -253,11 +253,13 @@ class FleetHub:
 
     def publish(self, pipeline: str, name: str, version: ControlPublish) -> tuple[ControlVersion, bool]:
         """Number a version; give it, and whether it is new."""
-        return self.log.write(lambda tx: commits.publish(tx, pipeline, name, version)).result()
+        return self.log.write(lambda tx: controls.publish(tx, pipeline, name, version)).result()
 
-    def control_page(self, pipeline: str, name: str, *, after: int) -> ControlPage:
+    def control_page(self, pipeline: str, name: str, *, after: int, chain: str | None) -> ControlPage:
         """Versions after `after`."""
-        return self.log.read(lambda log: commits.control_page(log, pipeline, name, after=after, limit=VERSIONS_A_PAGE))
+        return self.log.read(
+            lambda log: controls.control_page(log, pipeline, name, after=after, chain=chain, limit=VERSIONS_A_PAGE)
+        )
 
     # What only a simulation asks.
 

@@ -142,7 +142,7 @@ class Machine(Host):
             source.log,
             pipeline=PIPELINE,
             control=CONTROL,
-            taken=0 if taken is None else taken.position,
+            taken=taken,
             chance=self.rng.random,
         )
         return [fetcher]

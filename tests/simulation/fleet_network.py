@@ -198,7 +198,9 @@ class Wire(HubClient):
 
         return self._through(carried_out, changes=True)
 
-    def control_page(self, pipeline: str, control: str, *, after: int = 0, wait_s: float = 0.0) -> ControlPage:
+    def control_page(
+        self, pipeline: str, control: str, *, after: int = 0, chain: str | None = None, wait_s: float = 0.0
+    ) -> ControlPage:
         """The versions of a control table."""
         del wait_s
-        return self._through(partial(self._hub.control_page, pipeline, control, after=after))
+        return self._through(partial(self._hub.control_page, pipeline, control, after=after, chain=chain))

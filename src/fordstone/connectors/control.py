@@ -35,11 +35,13 @@ from fordstone.epochs.manifest import PartitionCut
 from fordstone.epochs.run_file import decode_run, encode_run
 from fordstone.errors import ConfigError, DamagedError, HubAwayError, SourceError, StorageError
 from fordstone.hub.client.publisher import ControlPublisher, apply_changes
+from fordstone.hub.messages import NodePosition
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import DELETE, OP, UPSERT
 from fordstone.operators.join.lookup import VERSION
 from fordstone.plan.ids import PartitionId, Position, checked_name
 from fordstone.plan.plan import ConnectorSpec
+from fordstone.protocol.chain import CHAIN_START
 from fordstone.state.base import RunRef
 from fordstone.storage.atomic import AtomicWriter
 from fordstone.storage.disk import Disk, FatalStorageError
@@ -56,8 +58,8 @@ COMPACT_FILES_MAX: Final = 512
 """This many files are compacted even if they have few rows compared with the table."""
 COMPACT_SHARE: Final = 4
 """Fewer files are compacted when they have at least one row per this many rows of the table."""
-_CHANGE: Final = re.compile(r"(\d{12})-(\d{12})-(\d{1,12})-([0-9a-f]{64})\.arrow")
-_BASE: Final = re.compile(r"base-(\d{12})-(\d{1,12})-([0-9a-f]{64})\.arrow")
+_CHANGE: Final = re.compile(r"(\d{12,19})-(\d{12,19})-(\d{1,12})-([0-9a-f]{64})?-([0-9a-f]{64})\.arrow")
+_BASE: Final = re.compile(r"base-(\d{12,19})-(\d{1,12})-([0-9a-f]{64})?-([0-9a-f]{64})\.arrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +70,16 @@ class Entry:
     after: int
     """The version before it; of a base 0."""
     rows: int
+    chain: str
+    """At the version, in the hub's log of the table."""
     digest: str
     base: bool = False
 
     @property
     def name(self) -> str:
         if self.base:
-            return f"base-{self.version:012}-{self.rows}-{self.digest}.arrow"
-        return f"{self.version:012}-{self.after:012}-{self.rows}-{self.digest}.arrow"
+            return f"base-{self.version:012}-{self.rows}-{self.chain}-{self.digest}.arrow"
+        return f"{self.version:012}-{self.after:012}-{self.rows}-{self.chain}-{self.digest}.arrow"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +94,9 @@ class Changes:
 class ControlLog:
     """The folder in which a node keeps its copy of a control table: what changed, version by version.
 
-    Each version is one Arrow file, `<version>-<after>-<rows>-<digest>.arrow`: what changed since version `after`. A prefix of
-    them may be compacted into `base-<version>-<rows>-<digest>.arrow`, the whole table. May be used from any thread: one adds,
-    others read and compact.
+    Each version is one Arrow file, `<version>-<after>-<rows>-<chain>-<digest>.arrow`: what changed since version `after`. A prefix of
+    them may be compacted into `base-<version>-<rows>-<chain>-<digest>.arrow`, the whole table. The chain tells the version from another
+    one of its number (rule 24). May be used from any thread: one adds, others read and compact.
 
     Invariants: a version is visible to readers only when it is durable; after a crash a prefix of the added versions is found;
     rows have the digest in the file's name; versions grow, and each file names its predecessor, so that a missing one is noticed.
@@ -118,23 +122,33 @@ class ControlLog:
         return entries[-1].version if entries else 0
 
     @property
+    def chain(self) -> str:
+        """At the newest version."""
+        entries = self._entries
+        return entries[-1].chain if entries else CHAIN_START
+
+    def chain_at(self, version: int) -> str:
+        """The chain at a version that is here; empty: it is not."""
+        return next((entry.chain for entry in reversed(self._entries) if entry.version == version), CHAIN_START)
+
+    @property
     def files(self) -> int:
         return len(self._entries)
 
-    def add(self, version: int, changes: pl.DataFrame) -> None:
+    def add(self, version: int, changes: pl.DataFrame, *, chain: str) -> None:
         """Store what changed since the newest version here. Durable on return; `StorageError` leaves all as it was."""
         with self._mutex:
             if version <= self.newest:
                 raise ValueError(f"version {version} does not follow {self.newest}")
-            entry = self._write(changes, version, after=self.newest)
+            entry = self._write(changes, version, chain, after=self.newest)
             self._entries = [*self._entries, entry]
 
-    def begin_at(self, version: int, table: pl.DataFrame) -> None:
+    def begin_at(self, version: int, table: pl.DataFrame, *, chain: str) -> None:
         """Put the whole table as of a later version in place of all that is here."""
         with self._mutex:
             if version <= self.newest:
                 raise ValueError(f"version {version} does not follow {self.newest}")
-            self._replace(self._entries, self._write(table, version, after=0, base=True))
+            self._replace(self._entries, self._write(table, version, chain, after=0, base=True))
 
     def read(self, position: int, rows_max: int, until: int | None = None) -> Changes | None:
         """Whole versions after `position`, about `rows_max` rows of them; None: there are none, or `until` is reached."""
@@ -170,7 +184,7 @@ class ControlLog:
             table = sum(entry.rows for entry in old if entry.base)
             if len(old) < COMPACT_FILES_MIN or (len(old) < COMPACT_FILES_MAX and changes * COMPACT_SHARE < table):
                 return
-            self._replace(old, self._write(self._table_of(old), old[-1].version, after=0, base=True))
+            self._replace(old, self._write(self._table_of(old), old[-1].version, old[-1].chain, after=0, base=True))
 
     def _replace(self, old: Sequence[Entry], base: Entry) -> None:
         """`old`: the first ones."""
@@ -179,9 +193,9 @@ class ControlLog:
             # Need not be durable: opening removes files that are older than a base.
             self._disk.remove(f"{self.folder}/{entry.name}")
 
-    def _write(self, rows: pl.DataFrame, version: int, *, after: int, base: bool = False) -> Entry:
+    def _write(self, rows: pl.DataFrame, version: int, chain: str, *, after: int, base: bool = False) -> Entry:
         ref, data = encode_run(rows.select(list(self.columns)).cast(self.columns), "zstd")
-        entry = Entry(version=version, after=after, rows=ref.rows, digest=ref.digest, base=base)
+        entry = Entry(version=version, after=after, rows=ref.rows, chain=chain, digest=ref.digest, base=base)
         self._writer.write(f"{self.folder}/{entry.name}", data)
         return entry
 
@@ -232,11 +246,13 @@ class ControlLog:
         found = []
         for name in self._disk.list(self.folder):
             if (change := _CHANGE.fullmatch(name)) is not None:
-                version, after, rows, digest = change.groups()
-                found.append(Entry(version=int(version), after=int(after), rows=int(rows), digest=digest))
+                version, after, rows, chain, digest = change.groups(default=CHAIN_START)
+                found.append(Entry(version=int(version), after=int(after), rows=int(rows), chain=chain, digest=digest))
             elif (base := _BASE.fullmatch(name)) is not None:
-                version, rows, digest = base.groups()
-                found.append(Entry(version=int(version), after=0, rows=int(rows), digest=digest, base=True))
+                version, rows, chain, digest = base.groups(default=CHAIN_START)
+                found.append(
+                    Entry(version=int(version), after=0, rows=int(rows), chain=chain, digest=digest, base=True)
+                )
         return found
 
     def _is_lost(self, entry: Entry, newest: int = 0) -> bool:
@@ -289,7 +305,7 @@ class ControlKind(ConnectorKind):
         return Delivery.EXACTLY_ONCE
 
     def fences(self, spec: ConnectorSpec) -> bool:
-        """The hub does."""
+        """The hub does: of two publishers, and of two starts of one, the former is refused. So is one from older state (`protocol.publication`)."""
         del spec
         return True
 
@@ -382,6 +398,10 @@ class _ControlReader(Reader):
             ended=ended,
         )
 
+    def identity(self) -> str:
+        """The version that was read, and the chain at it."""
+        return NodePosition(self._position, self._log.chain_at(self._position)).identity
+
     def close(self) -> None:
         """Nothing is held open."""
 
@@ -394,7 +414,15 @@ class ControlSink(Sink):
     ) -> None:
         self._client = client
         self._control = control
-        self._publisher = ControlPublisher(client, pipeline=pipeline, control=control, keys=keys)
+        self._publisher = ControlPublisher(
+            client,
+            pipeline=pipeline,
+            control=control,
+            keys=keys,
+            start=stream.start or secrets.token_hex(16),
+            resumes_after=stream.resumes_after,
+            discard_later=stream.discard_later,
+        )
         self._columns = pl.Schema(dict(stream.schema.polars) | {OP: pl.String()})
         # Without a name for the checkpoint, rows may be published again after a restart, under another owner.
         self._owner = stream.owner or secrets.token_hex(16)

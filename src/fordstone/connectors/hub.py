@@ -214,7 +214,7 @@ class HubSource(Source):
     def restore(self, cuts: Mapping[str, PartitionCut]) -> None:
         for node, cut in cuts.items():
             self._cuts[node] = cut.position
-            self._note(node, mark_of(cut.identity))
+            self._note(node, NodePosition.of_identity(cut.identity))
 
     def expect_reads(self, reads: Mapping[PartitionId, tuple[Position, Position]]) -> None:
         self._expected = {node: (int(position), int(until)) for node, (position, until) in reads.items()}
@@ -230,7 +230,7 @@ class HubSource(Source):
             if one.stopped is not None:
                 raise self._stop(partition, epoch - 1, one.stopped)
             found = one.end
-        return identity_of(found or START)
+        return (found or START).identity
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         with self._mutex:
@@ -273,7 +273,7 @@ class HubSource(Source):
 
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
         """Report the positions to the hub, in the background. Those that do not arrive are reported the next time."""
-        marks = {node: mark_of(cut.identity) for node, cut in cuts.items()}
+        marks = {node: NodePosition.of_identity(cut.identity) for node, cut in cuts.items()}
         # What was read after the cut is not acknowledged with it.
         positions = {node: at for node, at in marks.items() if 0 < at.epoch <= cuts[node].position}
         if self._follower is not None:
@@ -640,7 +640,7 @@ class HubReader(Reader):
         self._with_positions = with_positions
 
     def identity(self) -> str:
-        return identity_of(self._mark)
+        return self._mark.identity
 
     def read(self, rows_max: int, until: Position | None = None) -> Chunk | None:
         """Whole epochs: small ones together up to `rows_max` rows, a large one alone."""
@@ -686,20 +686,6 @@ class HubReader(Reader):
             watermark_us=max((declared_us(entry) for entry, _ in read.epochs), default=TIME_MIN_US),
             late=watermarks if watermarks.null_count() < watermarks.len() else None,
         )
-
-
-def identity_of(at: NodePosition) -> str:
-    """A position as it is kept in `PartitionCut.identity`: an epoch that was seen, and the chain at it (rule 24).
-
-    The epoch may be another one than that of the cut: what was read ahead of a barrier is in the log as well.
-    """
-    return f"{at.epoch}:{at.chain}" if at.epoch else ""
-
-
-def mark_of(identity: str) -> NodePosition:
-    """The position in `PartitionCut.identity`; epoch 0 if there is none."""
-    epoch, _, chain = identity.partition(":")
-    return NodePosition(int(epoch), chain) if epoch.isdigit() else START
 
 
 def position_of(newest: StreamNode) -> NodePosition:

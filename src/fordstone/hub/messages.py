@@ -19,7 +19,7 @@ from msgspec import Meta
 from fordstone.epochs.run_file import DIGEST_CHARS
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan.ids import NAME_PATTERN
-from fordstone.protocol.chain import CHAIN_CHARS, CHAIN_START
+from fordstone.protocol.chain import CHAIN_CHARS, CHAIN_START, chained
 from fordstone.protocol.progress import Counters
 from fordstone.state.base import RunRef
 
@@ -235,9 +235,7 @@ class Head(Message, frozen=True):
     """`GET .../head`: the node's newest epoch at the hub."""
 
     log_id: str
-    """The hub's log: another word after a restore (`fordstone hub restore`), and at another hub."""
-    former_logs: tuple[str, ...] = ()
-    """What this log was called before it was restored, the newest first."""
+    """The hub's log: another id of the same family after a restore (`protocol.restored`), and of another family at another hub."""
     epoch: int = 0
     chain: str = CHAIN_START
     """At `epoch`: it stands for every epoch up to it (`protocol.chain`)."""
@@ -247,10 +245,27 @@ class Head(Message, frozen=True):
 
 
 class NodePosition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How far the log of a node was read: an epoch, and the chain at it (rule 24). In JSON `[22, "9f86d0..."]`."""
+    """How far the log of a node was read: an epoch, and the chain at it (rule 24). In JSON `[22, "9f86d0..."]`.
+
+    Of a control table it is a version.
+    """
 
     epoch: Number = 0
     chain: Chain = CHAIN_START
+
+    @property
+    def identity(self) -> str:
+        """A position as it is kept in `PartitionCut.identity`: an epoch that was seen, and the chain at it.
+
+        The epoch may be another one than that of the cut: what was read ahead of a barrier is in the log as well.
+        """
+        return f"{self.epoch}:{self.chain}" if self.epoch else ""
+
+    @classmethod
+    def of_identity(cls, identity: str) -> NodePosition:
+        """The position in `PartitionCut.identity`; epoch 0 if there is none."""
+        epoch, _, chain = identity.partition(":")
+        return cls(int(epoch), chain) if epoch.isdigit() else cls()
 
 
 class StreamEpoch(Message, frozen=True):
@@ -391,7 +406,8 @@ class Acknowledged(Message, frozen=True):
 class ControlPublish(Message, frozen=True):
     """`POST /pipelines/{p}/control/{name}`: a version of a control table; idempotent by (owner, batch), gaps allowed.
 
-    The hub gives each owner a generation when it first publishes; an older owner is fenced (`stale_generation`).
+    The hub gives each owner a generation when it first publishes; an older owner is fenced (`stale_generation`), and so is a former
+    start of the same owner. Other rows than those that were published are rejected (`other_content`): `protocol.publication`.
     """
 
     owner: Word
@@ -401,10 +417,18 @@ class ControlPublish(Message, frozen=True):
     """Its rows have the table's columns and `__op` ('upsert' or 'delete')."""
     snapshot: bool = False
     """The whole table rather than the changes."""
+    changes: Digest | None = None
+    """The digest of the changes of which a snapshot was made, so that a batch is recognised in either form. None: that of the blob."""
+    start: Word | None = None
+    """Random, another one for every start of the publisher. None: unknown."""
+    resumes_after: Number | None = None
+    """The newest batch that was sealed when the publisher started: no batch up to it ever changes. None: it seals nothing."""
+    discard_later: bool = False
+    """Publish again the batches after `resumes_after`, although they were published before."""
 
 
 class ControlVersion(Message, frozen=True):
-    """One version, numbered by the hub from 1 without gaps."""
+    """One version, numbered by the hub from 1 on. Only a restore from a backup leaves numbers out."""
 
     version: int
     blob: RunRef
@@ -412,17 +436,33 @@ class ControlVersion(Message, frozen=True):
     published_us: int
     owner: str
     batch: int
+    chain: str = CHAIN_START
+    """Stands for all versions up to this one (`protocol.chain`)."""
+
+    def digest(self) -> str:
+        """Return what identifies the version in the chain."""
+        content = (self.version, self.snapshot, self.owner, self.batch, self.blob.digest)
+        return hashlib.sha256(msgspec.json.encode(content)).hexdigest()
+
+    def follows(self, chain: str) -> bool:
+        """Whether this is the next version after the one with this chain."""
+        return self.chain == chained(chain, self.digest())
 
 
 class ControlPage(Message, frozen=True):
-    """`GET /pipelines/{p}/control/{name}?after=V&wait=SECONDS` (long poll).
+    """`GET /pipelines/{p}/control/{name}?after=V&chain=C&wait=SECONDS` (long poll).
 
-    Versions after V in order; if V is 0 or older than what is kept, from the newest snapshot on.
+    Versions after V in order; if V is 0, or `restart` says so, from the newest snapshot on. C is the chain at V; without it V is not
+    compared with the log.
     """
 
     versions: tuple[ControlVersion, ...]
     newest: int
-    log_id: str
+    """The version published last; 0: none."""
+    reached: int = 0
+    """The number after which versions go on: `newest`, or more after a restore from a backup."""
+    restart: str = ""
+    """Why the versions do not follow V, for a person: the log has other ones up to it, or no longer keeps it. They give the whole table."""
     blobs: str | None = None
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
+from fordstone.protocol.restored import NUMBERS_SKIPPED
+
 
 class Fence(NamedTuple):
     """A generation in the order of comparison: the hub's number first, then the local incarnation (rule 18)."""
@@ -64,9 +66,6 @@ class Superseded:
 
 LeaseDecision: TypeAlias = Granted | HeldByOther | OlderIncarnation | NotHead | Superseded
 
-GENERATIONS_SKIPPED: Final = 1_000
-"""By how much hub generations grow with a restore from a backup: more than the take-overs that the backup may not have."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
@@ -112,11 +111,11 @@ class LeaseFacts:
     def is_superseded(self) -> bool:
         """Whether a restored log has a lease that is not older than the last one of another holder, which has later epochs.
 
-        The number of take-overs tells it: restores add only multiples of `GENERATIONS_SKIPPED`.
+        The number of take-overs tells it: restores add only multiples of `NUMBERS_SKIPPED`.
         """
         if self.holding is None or self.holding.start is not None or self.claimed.epoch <= self.head.epoch:
             return False
-        return self.granted % GENERATIONS_SKIPPED <= self.holding.fence.hub % GENERATIONS_SKIPPED
+        return self.granted % NUMBERS_SKIPPED <= self.holding.fence.hub % NUMBERS_SKIPPED
 
 
 def decide_lease(facts: LeaseFacts) -> LeaseDecision:

@@ -1,8 +1,8 @@
 """Fetch control tables from the hub into the node's own folders, beside the pipeline.
 
 A fetcher asks with a long poll and stores each version durably (`connectors.control`). The pipeline reads only the
-folder, so it never waits for the network. If versions are missing, a snapshot of the whole table is turned into changes
-against the local copy.
+folder, so it never waits for the network. If versions are missing, or the hub's log has others (it was restored from a backup), the
+hub's whole table is turned into changes against the local copy, and they are one version.
 
 Invariants: each stored version holds the changes since the version before it; a version that does not fit the plan is
 rejected, and the table stays as it is; nothing is stored after `stop` has returned. Failures are retried, and reported in
@@ -15,21 +15,22 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
 import polars as pl
 
 from fordstone.connectors.base import Source
 from fordstone.connectors.control import PARTITION, ControlLog, ControlSource, changes_between
-from fordstone.epochs.manifest import Manifest
+from fordstone.epochs.manifest import Manifest, PartitionCut
 from fordstone.epochs.untrusted import decode_untrusted
 from fordstone.errors import DamagedError, HubAwayError, HubError, StorageError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.publisher import apply_changes
-from fordstone.hub.messages import ControlPage, ControlVersion
+from fordstone.hub.messages import NUMBER_MAX, ControlPage, ControlVersion, NodePosition
 from fordstone.operators.base import DELETE, OP, UPSERT
 from fordstone.plan import plan as p
+from fordstone.protocol.chain import CHAIN_START
 from fordstone.protocol.progress import Progress
 from fordstone.protocol.retry import Backoff
 from fordstone.storage.disk import FatalStorageError
@@ -51,6 +52,17 @@ class _UnfitError(Exception):
     """A version at the hub cannot be stored here; the text says why."""
 
 
+class _ReadTable(NamedTuple):
+    """A table as it was read from the hub."""
+
+    table: pl.DataFrame
+    stands: int
+    """The last version in it."""
+    chain: str
+    reached: int
+    """The number up to which there is no other version."""
+
+
 class ControlFetcher:
     """Keeps one folder up to date. One thread calls `step`; `stop` may come from another."""
 
@@ -61,17 +73,18 @@ class ControlFetcher:
         *,
         pipeline: str,
         control: str,
-        taken: int = 0,
+        taken: PartitionCut | None = None,
         failpoints: Failpoints | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`taken`: the version after which the pipeline resumes. `chance()`: a random number from 0 to 1, for the jitter of waits."""
+        """`taken`: the cut from which the pipeline resumes. `chance()`: a random number from 0 to 1, for the jitter of waits."""
         self.problem: str | None = None
         self.control = control
         self._hub = hub
         self._log = table
         self._pipeline = pipeline
-        self._taken = taken
+        self._taken = 0 if taken is None else taken.position
+        self._seen = NodePosition() if taken is None else NodePosition.of_identity(taken.identity)
         self._failpoints = failpoints or NoFailpoints()
         self._chance = chance
         self._failures = 0
@@ -105,36 +118,77 @@ class ControlFetcher:
     def _poll(self, wait_s: float) -> None:
         if self._log.newest < self._taken:
             self._rebuild()
-        after = self._log.newest
-        page = self._hub.control_page(self._pipeline, self.control, after=after, wait_s=wait_s)
-        if page.newest < after:
-            raise _UnfitError(
-                f"the hub has {page.newest} versions, and this node has taken version {after}: the hub started over. "
-                "Restore it, or start this node over with an empty state directory."
-            )
-        self._take(page, [version for version in page.versions if version.version > after])
+        page = self._page(self._log.newest, self._log.chain, wait_s=wait_s)
+        if page.restart:
+            self._replace(page)
+        else:
+            self._take(page)
 
-    def _take(self, page: ControlPage, versions: Sequence[ControlVersion]) -> None:
+    def _page(self, after: int, chain: str, *, wait_s: float = 0.0) -> ControlPage:
+        return self._hub.control_page(self._pipeline, self.control, after=after, chain=chain, wait_s=wait_s)
+
+    def _take(self, page: ControlPage) -> None:
         """Store versions in order. Those before a snapshot are skipped: rows see the table only at barriers."""
+        versions = page.versions
         snapshots = [place for place, version in enumerate(versions) if version.snapshot]
         if snapshots:
+            newest = versions[snapshots[-1]]
             try:
-                rows = self._fetched(page, versions[snapshots[-1]])
+                rows = self._fetched(page, newest)
             except _UnfitError:
                 # It is of another plan. The versions before it may fit, and then give the newest table for this plan.
                 log.warning("snapshot of a control table unfit", extra={"control": self.control})
             else:
-                self._store(versions[snapshots[-1]].version, changes_between(self._log.table(), rows, self._log.keys))
+                self._store(newest.version, newest.chain, changes_between(self._log.table(), rows, self._log.keys))
                 versions = versions[snapshots[-1] + 1 :]
         for version in versions:
             rows = self._fetched(page, version)
             if version.snapshot:
                 rows = changes_between(self._log.table(), rows, self._log.keys)
-            elif version.version != self._log.newest + 1:
+            elif not version.follows(self._log.chain):
                 raise _UnfitError(
                     f"the hub returned version {version.version} after version {self._log.newest}, and no snapshot in between."
                 )
-            self._store(version.version, rows)
+            self._store(version.version, version.chain, rows)
+
+    def _replace(self, page: ControlPage) -> None:
+        """Store what turns the table here into the hub's, as one version: the hub's log does not have the versions that were taken."""
+        had, reason = self._log.newest, page.restart
+        read = self._read_table(page)
+        if read is None or read.reached <= had:
+            raise _UnfitError(f"{reason}, and the versions that the hub returned instead are not the whole table.")
+        changes = changes_between(self._log.table(), read.table, self._log.keys)
+        self._store(read.reached, read.chain, changes)
+        log.warning(
+            "control table replaced by the hub's",
+            extra={
+                "control": self.control,
+                "had": had,
+                "version": read.reached,
+                "rows": changes.height,
+                "problem": reason,
+            },
+        )
+
+    def _read_table(self, page: ControlPage, until: int = NUMBER_MAX) -> _ReadTable | None:
+        """Read the table as of a version, from a page of it that begins with the first version or a snapshot; None: versions are missing."""
+        # `hub.client.publisher._table` reads pages too, but a version with other columns starts its table over. Here it is an error: the
+        # node must not take a part of a table.
+        table, stands, chain = pl.DataFrame(schema=self._log.columns), 0, CHAIN_START
+        while True:
+            for version in page.versions:
+                if version.version > until:
+                    return _ReadTable(table, stands, chain, until) if version.follows(chain) else None
+                if not version.snapshot and not version.follows(chain):
+                    return None
+                table = table.clear() if version.snapshot else table
+                table = apply_changes(table, [self._fetched(page, version)], self._log.keys)
+                stands, chain = version.version, version.chain
+            if not page.versions or stands >= page.newest:
+                return _ReadTable(table, stands, chain, page.reached)
+            page = self._page(stands, chain)
+            if page.restart:
+                return None
 
     def _fetched(self, page: ControlPage, version: ControlVersion) -> pl.DataFrame:
         """Return the rows of a version, one row per key, in the columns of the table."""
@@ -154,11 +208,11 @@ class ControlFetcher:
         keys = list(self._log.keys)
         return rows.select(list(self._log.columns)).drop_nulls(keys).unique(keys, keep="last", maintain_order=True)
 
-    def _store(self, version: int, changes: pl.DataFrame) -> None:
+    def _store(self, version: int, chain: str, changes: pl.DataFrame) -> None:
         with self._mutex:
             if self._stopped:
                 return
-            self._log.add(version, changes)
+            self._log.add(version, changes, chain=chain)
         self._failpoints.hit("control.stored")
         log.info("control version stored", extra={"control": self.control, "version": version, "rows": changes.height})
 
@@ -167,29 +221,18 @@ class ControlFetcher:
 
         The folder is older than the checkpoint: it was lost or truncated, or the checkpoint is another machine's.
         """
-        # `hub.client.publisher._table` reads pages too, but up to the newest version, and a version with other columns starts its table
-        # over. Here a version with other columns, or a gap before it, ends the rebuild: the pipeline has taken exactly these versions.
-        table, stands = pl.DataFrame(schema=self._log.columns), 0
-        while stands < self._taken:
-            page = self._hub.control_page(self._pipeline, self.control, after=stands)
-            versions = [version for version in page.versions if stands < version.version <= self._taken]
-            for version in versions:
-                if not version.snapshot and version.version != stands + 1:
-                    versions = []
-                    break
-                table = table.clear() if version.snapshot else table
-                table = apply_changes(table, [self._fetched(page, version)], self._log.keys)
-                stands = version.version
-            if not versions:
-                raise _UnfitError(
-                    f"the pipeline has taken version {self._taken}, the folder {self._log.folder} ends with {self._log.newest}, and the "
-                    "hub no longer has the versions between. The table stays as it was. Restore the folder, or start this node over "
-                    "with an empty state directory."
-                )
+        seen = self._page(self._seen.epoch, self._seen.chain)
+        read = None if seen.restart else self._read_table(self._page(0, CHAIN_START), until=self._taken)
+        if read is None or (read.stands < self._taken and not self._seen.epoch):
+            why = seen.restart or "the hub no longer has the versions between"
+            raise _UnfitError(
+                f"the pipeline has taken version {self._taken}, the folder {self._log.folder} ends with {self._log.newest}, and {why}. The "
+                "table stays as it was. Restore the folder, or start this node over with an empty state directory."
+            )
         with self._mutex:
             if self._stopped:
                 return
-            self._log.begin_at(self._taken, table)
+            self._log.begin_at(self._taken, read.table, chain=read.chain)
         log.warning("control table rebuilt", extra={"control": self.control, "version": self._taken})
 
 
@@ -281,7 +324,7 @@ def control_fetching(
                     source.log,
                     pipeline=plan.pipeline,
                     control=step.connector.options["control"],
-                    taken=0 if taken is None else taken.position,
+                    taken=taken,
                     failpoints=failpoints,
                 )
             )

@@ -65,6 +65,7 @@ from fordstone.protocol.delivery import (
     reconcile,
 )
 from fordstone.protocol.lease import Position
+from fordstone.protocol.restored import is_former
 from fordstone.runtime.clock import Clock
 from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError
@@ -337,7 +338,7 @@ class Sender:
     def _compare(self, head: Head) -> Reconciliation:
         """Compare the epochs here with what the hub has, as `head` tells."""
         known = self._outbox.chain_at(head.epoch) if head.epoch <= self._outbox.newest else None
-        restored = self._outbox.log_id in head.former_logs or (self._take_over and head.resync)
+        restored = is_former(self._outbox.log_id, head.log_id) or (self._take_over and head.resync)
         return reconcile(
             SyncState(
                 head=head.epoch,

@@ -232,9 +232,12 @@ class HubClient:
         """Publish a version of a control table; the same (owner, batch) again changes nothing."""
         return self._ask("POST", f"{_control(pipeline, control)}", ControlVersion, body=version)
 
-    def control_page(self, pipeline: str, control: str, *, after: int = 0, wait_s: float = 0.0) -> ControlPage:
-        """The versions of a control table after `after`; waits up to `wait_s` for one."""
-        return self._ask("GET", _control(pipeline, control), ControlPage, query={"after": after}, wait_s=wait_s)
+    def control_page(
+        self, pipeline: str, control: str, *, after: int = 0, chain: str | None = None, wait_s: float = 0.0
+    ) -> ControlPage:
+        """The versions of a control table after `after`, where the chain was `chain`; waits up to `wait_s` for one."""
+        query = {"after": after, "chain": chain}
+        return self._ask("GET", _control(pipeline, control), ControlPage, query=query, wait_s=wait_s)
 
     # For people.
 

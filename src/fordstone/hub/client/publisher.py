@@ -4,7 +4,8 @@ A version holds what changed. About every `SNAPSHOT_EVERY` versions one holds th
 or come back late need not read them all, and the hub may drop older ones. Retries are left to callers.
 
 Invariants: the blob is at the hub before the version that names it; a batch of an owner is published once, however often it is
-sent; an owner that another one has followed is fenced.
+sent with the same rows, and the order of the rows does not matter; an owner that another one has followed is fenced, and so is a
+start that another start of the same owner has followed.
 """
 
 from __future__ import annotations
@@ -39,8 +40,20 @@ def apply_changes(table: pl.DataFrame, changes: Sequence[pl.DataFrame], keys: Se
 class ControlPublisher:
     """Publishes one control table. Used by one thread at a time."""
 
-    def __init__(self, client: HubClient, *, pipeline: str, control: str, keys: Sequence[str]) -> None:
+    def __init__(
+        self,
+        client: HubClient,
+        *,
+        pipeline: str,
+        control: str,
+        keys: Sequence[str],
+        start: str | None = None,
+        resumes_after: int | None = None,
+        discard_later: bool = False,
+    ) -> None:
+        """`start`, `resumes_after` and `discard_later` as in `ControlPublish`."""
         self._client = client
+        self._start, self._resumes_after, self._discard_later = start, resumes_after, discard_later
         self._pipeline = pipeline
         self._control = control
         self._keys = list(keys)
@@ -55,23 +68,33 @@ class ControlPublisher:
         Args:
             rows: What changes. Of several rows with one key the last counts; rows without a whole key are dropped.
             owner: The publisher. Its first version shuts out every other one.
-            batch: The number of these rows, which grows. The same owner and batch again change nothing.
+            batch: The number of these rows, which grows. The same owner, batch and rows again change nothing.
             replace: The rows are the whole table.
 
         Raises:
             HubAwayError: Nothing is known to be published; the same call may be made again.
             FencedError: Another owner has published since.
-            SinkError: The hub refused, or the rows are too many for one version.
+            SinkError: The hub refused, as if this owner has published later or other rows; or they are too many for one version.
         """
         changes = self._last_per_key(rows)
         if changes.is_empty() and not replace:
             return None
         try:
             whole = changes.filter(pl.col(OP) != DELETE) if replace else self._snapshot_with(changes, owner, batch)
-            version = self._put(changes if whole is None else whole, owner, batch, snapshot=whole is not None)
+            version = self._put(changes, whole, owner, batch)
         except HubRefusedError as error:
             raise self._refused(error, owner) from error
-        self._last = version
+        last, self._last = self._last, version
+        if (
+            last is not None
+            and last.owner == owner
+            and version.version > last.version
+            and not version.follows(last.chain)
+        ):
+            _events.warning(
+                "hub was restored from a backup, and versions of a control table are lost",
+                extra={"control": self._control, "lost_up_to": last.version, "goes_on_with": version.version},
+            )
         if version.snapshot:
             self._snapshot = max(version.version, self._snapshot)
         return version
@@ -80,25 +103,45 @@ class ControlPublisher:
         """The newest version at the hub; 0: none."""
         return self._client.control_page(self._pipeline, self._control).newest
 
-    def _put(self, rows: pl.DataFrame, owner: str, batch: int, *, snapshot: bool) -> ControlVersion:
-        ref, data = encode_run(rows, "zstd")
+    def _put(self, changes: pl.DataFrame, whole: pl.DataFrame | None, owner: str, batch: int) -> ControlVersion:
+        ref, data = encode_run(changes if whole is None else whole, "zstd")
         if ref.size_bytes > BLOB_BYTES_MAX:
             raise SinkError(
                 f"a version of control table {self._control} has {ref.size_bytes} bytes; every node fetches at most {BLOB_BYTES_MAX} "
                 "at a time. Publish fewer rows per batch."
             )
         self._client.put_blob(ref.digest, bytes(data))
-        return self._client.publish(
-            self._pipeline, self._control, ControlPublish(owner=owner, batch=batch, blob=ref, snapshot=snapshot)
+        version = ControlPublish(
+            owner=owner,
+            batch=batch,
+            blob=ref,
+            snapshot=whole is not None,
+            changes=None if whole is None else encode_run(changes, "zstd")[0].digest,
+            start=self._start,
+            resumes_after=self._resumes_after,
+            discard_later=self._discard_later,
         )
+        return self._client.publish(self._pipeline, self._control, version)
 
     def _refused(self, error: HubRefusedError, owner: str) -> Exception:
         if error.code == "stale_generation":
             return FencedError(
                 f"control table {self._control} of pipeline {self._pipeline} has a newer publisher than {owner}: another center, query "
-                "or job has begun to write it. A table has one publisher at a time: stop this one, or stop the other and publish with a "
-                "new owner."
+                "or job has begun to write it, or another start of this one, from a copy of its checkpoint. A table has one publisher at a "
+                "time: stop this one, or stop the other and publish with a new owner."
             )
+        if error.code == "other_content":
+            advice = (
+                "Bring the newer checkpoint location back, or start with a new one, or with another owner (option 'owner'): then it is another "
+                "publisher, and publishes from its beginning."
+            )
+            if self._resumes_after is not None:
+                advice = (
+                    "Bring the newer state back: the old state directory, or the machine that has it. If it is lost, start once with "
+                    "--discard-later-output (in Python: discard_later_output=True): then the rows that are computed now are published after "
+                    "those that are there."
+                )
+            return SinkError(f"{error}\n{advice}")
         if error.code == "missing_blobs":  # the hub has dropped the blob since, and takes it again
             return HubAwayError(f"control table {self._control} was not published: {error}")
         return SinkError(f"control table {self._control} was not published: {error}")
@@ -110,7 +153,8 @@ class ControlPublisher:
                 "rows without a key not published",
                 extra={"control": self._control, "rows": rows.height - keyed.height, "key": ", ".join(self._keys)},
             )
-        return keyed.unique(self._keys, keep="last", maintain_order=True)
+        # Sorted, so that a batch that is computed again has the same digest.
+        return keyed.unique(self._keys, keep="last", maintain_order=True).sort(self._keys)
 
     # Snapshots.
 

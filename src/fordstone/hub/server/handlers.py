@@ -61,7 +61,7 @@ from fordstone.hub.server.health import HubHealth
 from fordstone.hub.server.limits import DiskQuota
 from fordstone.hub.server.metrics import CONTENT_TYPE, HubMetrics, LogMetrics
 from fordstone.hub.server.uploads import NodeUploads
-from fordstone.hub.store import commits, forget, quarantine
+from fordstone.hub.store import commits, controls, forget, quarantine
 from fordstone.hub.store.blobs import CHUNK_BYTES, BlobLocks, BlobStore, Stored, Upload
 from fordstone.hub.store.log import HubLog, Key, Transaction
 from fordstone.hub.store.log_reader import LogReader
@@ -239,18 +239,21 @@ class Handlers:
 
     async def control_page(self, request: Request, pipeline: str, control: str) -> Response:
         after = integer_in_query(request, "after", 0)
+        chain = digest_in_query(request, "chain") if "chain" in request.query_params else None
         page = await self._poll(
             request,
             ("control", pipeline, control),
-            lambda log: commits.control_page(log, pipeline, control, after=after, limit=VERSIONS_PER_PAGE),
-            lambda page: bool(page.versions),
+            lambda log: controls.control_page(
+                log, pipeline, control, after=after, chain=chain, limit=VERSIONS_PER_PAGE
+            ),
+            lambda page: bool(page.versions or page.restart),
         )
         return await self._encode(msgspec.structs.replace(page, blobs=self.direct_url))
 
     async def publish(self, request: Request, pipeline: str, control: str) -> Response:
         body = decoded(await request.body(), ControlPublish)
         check_runs((body.blob,))
-        version, new = await self._write(lambda tx: commits.publish(tx, pipeline, control, body))
+        version, new = await self._write(lambda tx: controls.publish(tx, pipeline, control, body))
         return json_response(version, 201 if new else 200)
 
     async def save_position(self, request: Request, pipeline: str, consumer: str) -> Response:

@@ -27,9 +27,6 @@ from fordstone.hub.messages import (
     Commit,
     Committed,
     ConsumerPosition,
-    ControlPage,
-    ControlPublish,
-    ControlVersion,
     EpochRange,
     EpochsRequest,
     Generation,
@@ -78,6 +75,7 @@ from fordstone.protocol.lease import (
     decide_lease,
 )
 from fordstone.protocol.quarantine import ReadLimits, Skip, is_waived, readable
+from fordstone.protocol.restored import is_former
 from fordstone.state.base import RunRef
 
 _events = logging.getLogger(__name__)
@@ -106,7 +104,7 @@ def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> L
         start=request.start,
         claimed=Position(request.head, request.chain),
         granted=request.granted,
-        restored=request.log_id in tx.log.former_logs(),
+        restored=is_former(request.log_id, tx.log.log_id()),
         take_over=request.take_over,
     )
     decision = decide_lease(facts)
@@ -235,12 +233,12 @@ def save_position(tx: Transaction, pipeline: str, consumer: str, position: Consu
         where = f"consumer {consumer} of pipeline {pipeline}"
         remedy = "Remove those that are gone for good: fordstone hub forget consumer"
         of_pipeline, in_all = tx.log.count_consumers(pipeline) + 1, tx.log.count_consumers(None) + 1
-        _check_limit(where, of_pipeline, tx.limits.consumers_per_pipeline, "consumers of a pipeline", remedy)
-        _check_limit(where, in_all, tx.limits.consumers, "consumers", remedy)
+        check_limit(where, of_pipeline, tx.limits.consumers_per_pipeline, "consumers of a pipeline", remedy)
+        check_limit(where, in_all, tx.limits.consumers, "consumers", remedy)
     streams = len(tx.log.streams_of_consumer(pipeline, consumer) | position.streams.keys())
     remedy = "Read the others under another consumer name"
     where = f"consumer {consumer} of pipeline {pipeline}"
-    _check_limit(where, streams, tx.limits.streams_per_pipeline, "streams of a consumer", remedy)
+    check_limit(where, streams, tx.limits.streams_per_pipeline, "streams of a consumer", remedy)
     tx.log.save_position(pipeline, consumer, position, now_us=tx.now_us)
 
 
@@ -249,13 +247,12 @@ def head(log: LogReader, pipeline: str, node: str) -> Head:
     known = log.node(pipeline, node)
     if known is None:
         _check_not_forgotten(log, pipeline, node)
-        return Head(log_id=log.log_id(), former_logs=log.former_logs())
+        return Head(log_id=log.log_id())
     return Head(
         epoch=known.head,
         chain=known.head_chain,
         generation=None if known.start is None else known.generation,
         log_id=log.log_id(),
-        former_logs=log.former_logs(),
         resync=known.resync,
     )
 
@@ -318,7 +315,7 @@ def _node_epochs(
 ) -> NodeEpochs:
     gone = log.forgotten_node(pipeline, node)
     if gone is not None:
-        if wanted.seen.epoch > gone.epoch and log.former_logs():
+        if wanted.seen.epoch > gone.epoch and log.was_restored():
             return _none_until(wanted, None)  # it was forgotten instead of waited for
         return _closing_epoch(gone, wanted, request)
     facts = log.chain_facts(pipeline, node, wanted.seen.epoch)
@@ -404,7 +401,7 @@ def _none_until(wanted: EpochRange, facts: ChainFacts | None) -> NodeEpochs:
 def _is_awaited(log: LogReader, pipeline: str, node: str) -> bool:
     """Whether a node may still bring back epochs that a restored log lacks."""
     known = log.node(pipeline, node)
-    return bool(log.former_logs()) if known is None else known.resync
+    return log.was_restored() if known is None else known.resync
 
 
 def _describe_wait(node: str, seen: NodePosition, head: int) -> str:
@@ -529,62 +526,6 @@ def position(log: LogReader, pipeline: str, consumer: str) -> ConsumerPosition:
     return found
 
 
-def publish(tx: Transaction, pipeline: str, control: str, body: ControlPublish) -> tuple[ControlVersion, bool]:
-    """Number a version of a control table; return it, and whether it is new."""
-    known = tx.log.publisher(pipeline, control, body.owner, body.batch)
-    if known.generation is not None and known.generation < known.leader:
-        raise Rejection(
-            "stale_generation",
-            f"control table {control} of pipeline {pipeline}: another publisher has superseded this one. "
-            "Stop this one, or start it with a checkpoint of its own.",
-        )
-    if known.published is not None:
-        return known.published, False
-    missing = _not_stored(tx.log, [body.blob])
-    if missing:
-        raise Rejection(
-            "missing_blobs", "the blob of this version is not at the hub. Upload it first.", missing=tuple(missing)
-        )
-    if known.newest == 0:
-        where = f"control table {control} of pipeline {pipeline}"
-        remedy = "Control tables stay for as long as the hub's data: publish to one that is there"
-        of_pipeline, in_all = tx.log.count_controls(pipeline) + 1, tx.log.count_controls(None) + 1
-        _check_limit(where, of_pipeline, tx.limits.controls_per_pipeline, "control tables of a pipeline", remedy)
-        _check_limit(where, in_all, tx.limits.controls, "control tables", remedy)
-    version = ControlVersion(
-        version=known.newest + 1,
-        blob=body.blob,
-        snapshot=body.snapshot,
-        published_us=tx.now_us,
-        owner=body.owner,
-        batch=body.batch,
-    )
-    generation = known.leader + 1 if known.generation is None else known.generation
-    tx.log.add_control_version(pipeline, control, version, generation=generation)
-    tx.changed.add(("control", pipeline, control))
-    return version, True
-
-
-def control_page(log: LogReader, pipeline: str, control: str, *, after: int, limit: int) -> ControlPage:
-    """Return versions after one; from the newest snapshot on for a new reader, or if older versions are gone."""
-    table = log.control_table(pipeline, control)
-    newest = 0 if table is None else table.newest
-    if after > newest:
-        raise Rejection(
-            "gone",
-            f"control table {control} of pipeline {pipeline} ends at version {newest}, but the request is for versions after "
-            f"{after}. The hub's data was set back: read the table from the start.",
-        )
-    if table is None:
-        return ControlPage(versions=(), newest=0, log_id=log.log_id())
-    oldest, start = table.oldest or newest + 1, after + 1
-    if after == 0 or start < oldest:
-        start = max(start, table.snapshot or 0, oldest)
-    return ControlPage(
-        versions=log.control_versions(table.table_id, start=start, limit=limit), newest=newest, log_id=log.log_id()
-    )
-
-
 def _check_not_forgotten(log: LogReader, pipeline: str, node: str) -> None:
     gone = log.forgotten_node(pipeline, node)
     if gone is not None:
@@ -602,8 +543,8 @@ def _check_new_node(tx: Transaction, pipeline: str, node: str) -> None:
     where = f"pipeline {pipeline} on node {node}"
     remedy = "Remove nodes that are gone for good (fordstone hub forget node), or start the hub with a higher"
     pipelines, nodes = tx.log.count_pipelines_of(node) + 1, tx.log.count_nodes_of(pipeline) + 1
-    _check_limit(where, pipelines, tx.limits.pipelines_per_node, "pipelines of a node", f"{remedy} --pipelines-max")
-    _check_limit(where, nodes, tx.limits.nodes_per_pipeline, "nodes of a pipeline", f"{remedy} --nodes-max")
+    check_limit(where, pipelines, tx.limits.pipelines_per_node, "pipelines of a node", f"{remedy} --pipelines-max")
+    check_limit(where, nodes, tx.limits.nodes_per_pipeline, "nodes of a pipeline", f"{remedy} --nodes-max")
 
 
 def _check_new_streams(tx: Transaction, pipeline: str, node: str, node_id: int, names: set[str]) -> None:
@@ -612,12 +553,13 @@ def _check_new_streams(tx: Transaction, pipeline: str, node: str, node_id: int, 
         return
     where = f"pipeline {pipeline} on node {node}"
     remedy = "Remove streams that are gone for good (fordstone hub forget stream), or start the hub with a higher --streams-max"
-    _check_limit(where, len(known | names), tx.limits.streams_per_node, "streams of a node", remedy)
+    check_limit(where, len(known | names), tx.limits.streams_per_node, "streams of a node", remedy)
     of_pipeline = tx.log.count_streams_with(pipeline, names - known)
-    _check_limit(where, of_pipeline, tx.limits.streams_per_pipeline, "streams of a pipeline", remedy)
+    check_limit(where, of_pipeline, tx.limits.streams_per_pipeline, "streams of a pipeline", remedy)
 
 
-def _check_limit(where: str, wanted: int, count_max: int, what: str, remedy: str) -> None:
+def check_limit(where: str, wanted: int, count_max: int, what: str, remedy: str) -> None:
+    """Reject what would be more than the hub keeps."""
     if wanted > count_max:
         raise Rejection("limit_reached", f"{where}: the hub keeps at most {count_max} {what}. {remedy}.")
 
@@ -678,10 +620,10 @@ def _missing(
     if body.checkpoint is not None:
         wanted += body.checkpoint.runs()
     wanted = [run for run in wanted if run not in stored]
-    return _not_stored(log, wanted) | {run.digest for run in wanted if run.digest in foreign}
+    return not_stored(log, wanted) | {run.digest for run in wanted if run.digest in foreign}
 
 
-def _not_stored(log: LogReader, runs: Sequence[RunRef]) -> set[str]:
+def not_stored(log: LogReader, runs: Sequence[RunRef]) -> set[str]:
     """Return which of these blobs are not stored with exactly this size."""
     wanted = {run.digest: run.size_bytes for run in runs}
     ambiguous = {run.digest for run in runs if wanted[run.digest] != run.size_bytes}

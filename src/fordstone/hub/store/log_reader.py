@@ -48,8 +48,6 @@ from fordstone.protocol.forget import Unread
 from fordstone.protocol.retention import Mark
 from fordstone.state.base import RunRef
 
-FORMER_LOGS_MAX: Final = 16
-"""Maximum number of restores that are looked back to."""
 PARAMETERS_MAX: Final = 500
 """Maximum number of values in one `IN (...)`."""
 _CONSUMER_READS_STREAM: Final = (
@@ -104,10 +102,9 @@ class LogReader:
         """Return the random word that tells this log from others, and from what it was before a restore."""
         return str(self._db.execute("SELECT log_id FROM counter").fetchone()[0])
 
-    def former_logs(self) -> tuple[str, ...]:
-        """Return the ids that this log had before it was restored from a backup, the newest first."""
-        rows = self._db.execute("SELECT log_id FROM former_logs ORDER BY restored_us DESC LIMIT ?", (FORMER_LOGS_MAX,))
-        return tuple(log_id for (log_id,) in rows)
+    def was_restored(self) -> bool:
+        """Whether this log was ever restored from a backup."""
+        return self._db.execute("SELECT restored_us FROM counter").fetchone()[0] is not None
 
     def node(self, pipeline: str, node: str) -> NodeRecord | None:
         row = self._db.execute(
@@ -510,12 +507,36 @@ class LogReader:
 
     def control_table(self, pipeline: str, control: str) -> ControlTable | None:
         row = self._db.execute(
-            "SELECT c.id, c.newest, (SELECT min(version) FROM versions WHERE control_id = c.id), "
+            "SELECT c.id, c.newest, c.reached, c.chain, (SELECT min(version) FROM versions WHERE control_id = c.id), "
             "(SELECT max(version) FROM versions WHERE control_id = c.id AND snapshot) "
             "FROM controls c WHERE c.pipeline = ? AND c.control = ?",
             (pipeline, control),
         ).fetchone()
-        return None if row is None else ControlTable(table_id=row[0], newest=row[1], oldest=row[2], snapshot=row[3])
+        if row is None:
+            return None
+        return ControlTable(
+            table_id=row[0], newest=row[1], reached=row[2], chain=row[3], oldest=row[4], snapshot=row[5]
+        )
+
+    def control_tables(self) -> list[tuple[str, str, ControlVersion]]:
+        """List all control tables: pipeline, name, and the version published last."""
+        rows = self._db.execute(
+            "SELECT c.pipeline, c.control, v.content FROM controls c JOIN versions v ON v.control_id = c.id AND v.version = c.newest "
+            "ORDER BY 1, 2"
+        )
+        return [(pipeline, control, _decode_version(content)) for pipeline, control, content in rows]
+
+    def controls_reached(self) -> int:
+        """Return the number after which the versions of a table begin that nobody has published to."""
+        return int(self._db.execute("SELECT controls_reached FROM counter").fetchone()[0])
+
+    def control_version_at(self, table_id: int, number: int) -> ControlVersion | None:
+        """Return the last version up to a number; None: it is not kept."""
+        row = self._db.execute(
+            "SELECT content FROM versions WHERE control_id = ? AND version <= ? ORDER BY version DESC LIMIT 1",
+            (table_id, number),
+        ).fetchone()
+        return None if row is None else _decode_version(row[0])
 
     def control_versions(self, table_id: int, *, start: int, limit: int) -> tuple[ControlVersion, ...]:
         rows = self._db.execute(
@@ -525,19 +546,30 @@ class LogReader:
         return tuple(_decode_version(content) for (content,) in rows)
 
     def publisher(self, pipeline: str, control: str, owner: str, batch: int) -> Publisher:
-        """Return what an owner has published of a control table, and whether it became a batch already."""
+        """Return what an owner has published of a control table, and what became of a batch."""
         row = self._db.execute(
-            "SELECT c.newest, coalesce((SELECT max(generation) FROM publishers WHERE control_id = c.id), 0), p.generation, "
-            "p.batch, coalesce(v.content, p.content) FROM controls c "
+            "SELECT c.reached, c.chain, coalesce((SELECT max(generation) FROM publishers WHERE control_id = c.id), 0), p.generation, "
+            "p.batch, p.starts, coalesce(v.content, p.content), v.changes FROM controls c "
             "LEFT JOIN publishers p ON p.control_id = c.id AND p.owner = :owner "
             "LEFT JOIN versions v ON v.control_id = c.id AND v.owner = :owner AND v.batch = :batch "
-            "WHERE c.pipeline = :pipeline AND c.control = :control",
+            "WHERE c.pipeline = :pipeline AND c.control = :control ORDER BY v.version DESC LIMIT 1",
             {"pipeline": pipeline, "control": control, "owner": owner, "batch": batch},
         ).fetchone()
         if row is None:
-            return Publisher()
-        published = None if row[3] is None or row[3] < batch else _decode_version(row[4])
-        return Publisher(newest=row[0], leader=row[1], generation=row[2], published=published)
+            return Publisher(reached=self.controls_reached())
+        reached, chain, leader, generation, newest, starts, content, changes = row
+        if generation is None:
+            return Publisher(reached=reached, chain=chain, leader=leader)
+        return Publisher(
+            reached=reached,
+            chain=chain,
+            leader=leader,
+            generation=generation,
+            batch=newest,
+            starts=msgspec.json.decode(starts, type=tuple[str, ...]),
+            published=_decode_version(content),
+            changes=changes,
+        )
 
     def superseded_publishers(self, *, kept: int, limit: int) -> list[tuple[int, str]]:
         """List owners of control tables that were superseded, with the table, but none of the `kept` newest ones of a table."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fordstone.hub.messages import ControlVersion, Generation
-from fordstone.protocol.chain import ChainFacts
+from fordstone.protocol.chain import CHAIN_START, ChainFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,10 @@ class ControlTable:
     table_id: int
     newest: int
     """The version published last."""
+    reached: int
+    """The number after which versions go on."""
+    chain: str
+    """At `newest`."""
     oldest: int | None
     snapshot: int | None
     """The newest snapshot."""
@@ -73,14 +77,22 @@ class ControlTable:
 class Publisher:
     """An owner of a control table, and the state of the table. The owner with the highest generation may publish."""
 
-    newest: int = 0
-    """The version published last, by any owner."""
+    reached: int
+    """The number after which versions go on."""
+    chain: str = CHAIN_START
+    """At the newest version."""
     leader: int = 0
     """The highest generation of any owner; 0: nothing was published."""
     generation: int | None = None
     """None: this owner has published nothing."""
+    batch: int = 0
+    """The newest one of this owner that counts."""
+    starts: tuple[str, ...] = ()
+    """Of this owner, the newest last."""
     published: ControlVersion | None = None
-    """What the batch became, if it or a later one was published; the owner's last version if that is no longer kept."""
+    """What the batch became; the owner's last version if that is no longer kept."""
+    changes: str | None = None
+    """The digest of the rows of the batch as they were published; None: the batch is not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

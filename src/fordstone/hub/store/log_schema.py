@@ -4,6 +4,7 @@ Invariants: a file of another version is rejected, never changed. `blobs.refs` i
 Rows of `segments` and `entries` stay for a while after their node or stream was forgotten, as `discarded` says; ids are never used again.
 `blobs.stored_us` is in the hub's running time (`ran_us`), which nobody sets. `blobs.small`: the content is in `small_blobs` rather than in
 the blob store. `stream_nodes.log_bytes`: about what the segments and their entries take in this file (`SEGMENT_LOG_BYTES` and their runs). `blobs.damaged`: the content has another digest, or is gone; such a blob counts as missing until it is stored again.
+`controls.reached` is the number after which versions go on; `counter.controls_reached` is that of tables which are not there yet.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ CREATE TABLE counter (
   only INTEGER PRIMARY KEY CHECK (only = 1),
   seq INTEGER NOT NULL DEFAULT 0,
   log_id TEXT NOT NULL,
+  restored_us INTEGER,
+  controls_reached INTEGER NOT NULL DEFAULT 0,
   ran_us INTEGER NOT NULL DEFAULT 0,
   scrub_after TEXT NOT NULL DEFAULT '',
   scrub_due_us INTEGER NOT NULL DEFAULT 0
 );
-INSERT INTO counter (only, log_id) VALUES (1, lower(hex(randomblob(16))));
+INSERT INTO counter (only, log_id) VALUES (1, lower(hex(randomblob(16))) || '.' || lower(hex(randomblob(8))));
 CREATE TABLE marks (ran_us INTEGER PRIMARY KEY, seq INTEGER NOT NULL);
-CREATE TABLE former_logs (log_id TEXT PRIMARY KEY, restored_us INTEGER NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE nodes (
   id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -197,7 +199,9 @@ CREATE TABLE controls (
   id INTEGER PRIMARY KEY,
   pipeline TEXT NOT NULL,
   control TEXT NOT NULL,
-  newest INTEGER NOT NULL DEFAULT 0,
+  newest INTEGER NOT NULL,
+  reached INTEGER NOT NULL,
+  chain TEXT NOT NULL,
   UNIQUE (pipeline, control)
 );
 CREATE TABLE publishers (
@@ -206,6 +210,7 @@ CREATE TABLE publishers (
   generation INTEGER NOT NULL,
   batch INTEGER NOT NULL,
   content BLOB NOT NULL,
+  starts BLOB NOT NULL,
   PRIMARY KEY (control_id, owner)
 ) WITHOUT ROWID;
 CREATE TABLE versions (
@@ -215,10 +220,11 @@ CREATE TABLE versions (
   batch INTEGER NOT NULL,
   snapshot INTEGER NOT NULL,
   digest TEXT NOT NULL,
+  changes TEXT NOT NULL,
   content BLOB NOT NULL,
   PRIMARY KEY (control_id, version)
 ) WITHOUT ROWID;
-CREATE UNIQUE INDEX versions_by_batch ON versions (control_id, owner, batch);
+CREATE INDEX versions_by_batch ON versions (control_id, owner, batch);
 CREATE INDEX versions_by_digest ON versions (digest);
 
 CREATE TABLE blobs (

@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,7 +27,7 @@ from fordstone.hub.store.blobs import Stored
 from fordstone.hub.store.log_reader import LogReader, decode_runs
 from fordstone.hub.store.log_records import NodeRecord
 from fordstone.hub.store.log_schema import SEGMENT_LOG_BYTES, StoreFailedError, describe_failure
-from fordstone.protocol.lease import GENERATIONS_SKIPPED
+from fordstone.protocol.restored import family_of, number_after_restore
 from fordstone.state.base import RunRef
 
 _ENTRIES: Final = 0
@@ -71,14 +72,18 @@ class LogWriter(LogReader):
     def mark_restored(self, *, now_us: int) -> str:
         """Turn a log that was restored from a backup into another one, and return its new id.
 
-        Leases end, and every node compares its epochs with the log's before it commits again. Hub generations skip what may
-        have been granted since the backup.
+        Leases end, and every node compares its epochs with the log's before it commits again. Hub generations and the versions of
+        control tables skip what may have been given since the backup.
         """
-        self._db.execute("INSERT INTO former_logs SELECT log_id, ? FROM counter", (now_us,))
-        self._db.execute("UPDATE counter SET log_id = lower(hex(randomblob(16)))")
+        self._db.create_function("skipped", 1, partial(number_after_restore, now_us=now_us), deterministic=True)
         self._db.execute(
-            "UPDATE nodes SET resync = 1, start = NULL, hub_generation = hub_generation + ?", (GENERATIONS_SKIPPED,)
+            "UPDATE counter SET log_id = ? || '.' || lower(hex(randomblob(8))), restored_us = ?, controls_reached = skipped(controls_reached)",
+            (family_of(self.log_id()), now_us),
         )
+        self._db.execute(
+            "UPDATE nodes SET resync = 1, start = NULL, hub_generation = skipped(hub_generation) WHERE hub_generation IS NOT NULL"
+        )
+        self._db.execute("UPDATE controls SET reached = skipped(reached)")
         return self.log_id()
 
     def probe(self) -> None:
@@ -244,24 +249,45 @@ class LogWriter(LogReader):
         """Remove a consumer and its positions (by the foreign keys); it may be gone already."""
         self._db.execute("DELETE FROM consumers WHERE pipeline = ? AND consumer = ?", (pipeline, consumer))
 
-    def add_control_version(self, pipeline: str, control: str, version: ControlVersion, *, generation: int) -> None:
-        """Add a version as the newest one. `generation` is the owner's if it has published before, else a new one."""
+    def add_control_version(
+        self,
+        pipeline: str,
+        control: str,
+        version: ControlVersion,
+        *,
+        changes: str,
+        generation: int,
+        starts: Sequence[str],
+    ) -> None:
+        """Add a version as the newest one.
+
+        `changes`: the digest of the rows as they were published. `generation` is the owner's if it has published before, else a new
+        one. `starts`: those of the owner that are remembered.
+        """
         (table_id,) = self._db.execute(
-            "INSERT INTO controls (pipeline, control, newest) VALUES (?, ?, ?) "
-            "ON CONFLICT (pipeline, control) DO UPDATE SET newest = excluded.newest RETURNING id",
-            (pipeline, control, version.version),
+            "INSERT INTO controls (pipeline, control, newest, reached, chain) VALUES (?1, ?2, ?3, ?3, ?4) "
+            "ON CONFLICT (pipeline, control) DO UPDATE SET newest = ?3, reached = ?3, chain = ?4 RETURNING id",
+            (pipeline, control, version.version, version.chain),
         ).fetchone()
         content = msgspec.json.encode(version)
         self._db.execute(
-            "INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (table_id, version.version, version.owner, version.batch, version.snapshot, version.blob.digest, content),
-        )
+            "INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (table_id, version.version, version.owner, version.batch, version.snapshot, version.blob.digest, changes, content),
+        )  # fmt: skip
         self._db.execute(
-            "INSERT INTO publishers VALUES (?, ?, ?, ?, ?) "
-            "ON CONFLICT (control_id, owner) DO UPDATE SET batch = excluded.batch, content = excluded.content",
-            (table_id, version.owner, generation, version.batch, content),
+            "INSERT INTO publishers VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (control_id, owner) DO UPDATE SET "
+            "batch = excluded.batch, content = excluded.content, starts = excluded.starts",
+            (table_id, version.owner, generation, version.batch, content, msgspec.json.encode(starts)),
         )
         self._add_references({version.blob.digest: 1})
+
+    def save_publisher(self, pipeline: str, control: str, owner: str, *, batch: int, starts: Sequence[str]) -> None:
+        """Save which batch of an owner is its newest one that counts, and which of its starts are remembered."""
+        self._db.execute(
+            "UPDATE publishers SET batch = ?, starts = ? WHERE owner = ? AND control_id = "
+            "(SELECT id FROM controls WHERE pipeline = ? AND control = ?)",
+            (batch, msgspec.json.encode(starts), owner, pipeline, control),
+        )
 
     def record_blobs(self, blobs: Mapping[str, tuple[int, int]]) -> None:
         """Record sizes and times of stored blobs; what is recorded already is replaced, with its references kept."""

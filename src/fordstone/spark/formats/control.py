@@ -1,11 +1,12 @@
 """Format `fordstone-control`: rows of anybody's PySpark job as versions of a control table, for nodes to read.
 
 Tasks put their rows into blobs; the commit of a batch publishes them as one version through `hub.client.publisher`, once per
-batch of an owner, however often it is called. Aborting undoes nothing: the hub collects blobs that no version names.
+batch of an owner, however often it is called with the same rows. Aborting undoes nothing: the hub collects blobs that no version names.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ TASK_BLOB_BYTES: Final = 32 << 20
 """A task with more rows than fit writes them into several blobs."""
 _QUERY_ID: Final = "sql.streaming.queryId"
 """Spark's property with the id of a task's query: random, kept in the checkpoint, the same after a restart."""
+_JOB_GROUP: Final = "spark.jobGroup.id"
+"""Spark's property with the job group of a task. That of a streaming query is the id of its run: random, another one after a restart."""
+_RUN_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +87,9 @@ class ControlSetting:
             batch=count(options, "batch"),
         )
 
-    def publisher(self) -> ControlPublisher:
+    def publisher(self, start: str | None = None) -> ControlPublisher:
         client = client_of(self.address)
-        return ControlPublisher(client, pipeline=self.pipeline, control=self.control, keys=self.key)
+        return ControlPublisher(client, pipeline=self.pipeline, control=self.control, keys=self.key, start=start)
 
 
 @dataclass
@@ -95,6 +99,8 @@ class WrittenRows(WriterCommitMessage):
     refs: tuple[RunRef, ...]
     query: str | None
     """The id of the streaming query, kept in its checkpoint."""
+    start: str | None
+    """Of the streaming query: another one for each start."""
 
 
 class ControlFormat(DataSource):
@@ -133,7 +139,8 @@ class ControlStreamWriter(DataSourceStreamArrowWriter):
                 "tasks of this Spark do not know the id of their query, so the hub could not distinguish a repeated batch from a new one. "
                 "Set option 'owner' to a name for this checkpoint; another checkpoint needs another name."
             )
-        publish(self._setting, self._schema, tasks, owner=owner, batch=batchId, replace=self._replace)
+        start = next((task.start for task in tasks if task.start is not None), None)
+        publish(self._setting, self._schema, tasks, owner=owner, batch=batchId, replace=self._replace, start=start)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Nothing to undo: what was published stays, and other blobs are not seen."""
@@ -185,7 +192,10 @@ def written(setting: ControlSetting, schema: StructType, batches: Iterator[pa.Re
     if held:
         put()
     context = TaskContext.get()
-    return WrittenRows(refs=tuple(refs), query=None if context is None else context.getLocalProperty(_QUERY_ID))
+    if context is None:
+        return WrittenRows(refs=tuple(refs), query=None, start=None)
+    query, group = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_JOB_GROUP)
+    return WrittenRows(refs=tuple(refs), query=query, start=group if group and _RUN_ID.fullmatch(group) else None)
 
 
 def rows_of(batches: Sequence[pa.RecordBatch], schema: StructType) -> pl.DataFrame:
@@ -213,13 +223,20 @@ def rows_of(batches: Sequence[pa.RecordBatch], schema: StructType) -> pl.DataFra
 
 
 def publish(
-    setting: ControlSetting, schema: StructType, tasks: Sequence[WrittenRows], *, owner: str, batch: int, replace: bool
+    setting: ControlSetting,
+    schema: StructType,
+    tasks: Sequence[WrittenRows],
+    *,
+    owner: str,
+    batch: int,
+    replace: bool,
+    start: str | None = None,
 ) -> ControlVersion | None:
     """Publish what the tasks have written as one version; None: there is nothing to publish.
 
     Raises:
         FencedError: Another owner has published since.
-        SinkError: The hub refused.
+        SinkError: The hub refused, or this owner has published later batches.
     """
     client = client_of(setting.address)
     refs = [ref for task in tasks for ref in task.refs]
@@ -227,5 +244,5 @@ def publish(
         return None
     frames = [decode_untrusted(retry(lambda ref=ref: client.read_blob(ref)), ref) for ref in refs]  # type: ignore[misc]
     rows = pl.concat(frames or [rows_of([pa.RecordBatch.from_pylist([], schema=arrow_columns(schema))], schema)])
-    publisher = setting.publisher()
+    publisher = setting.publisher(start)
     return retry(lambda: publisher.publish(rows, owner=owner, batch=batch, replace=replace))
