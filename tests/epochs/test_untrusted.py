@@ -23,11 +23,12 @@ from polars.testing import assert_frame_equal
 from tests.epochs.forging import columns_message, every_type
 from tests.examples import share_of
 
-from fordstone.epochs import ipc, run_file
+from fordstone.epochs import ipc, run_file, untrusted
 from fordstone.epochs.ipc import read_facts
 from fordstone.epochs.run_file import COMPRESSIONS, Compression, encode_run
-from fordstone.epochs.untrusted import check_run, decode_untrusted, decode_untrusted_manifest
+from fordstone.epochs.untrusted import DecodeBudget, check_run, decode_untrusted, decode_untrusted_manifest
 from fordstone.errors import RejectedRunError
+from fordstone.operators.aggregate import received
 from fordstone.operators.aggregate.received import partial_problem, sketch_problem
 from fordstone.operators.aggregate.sketches import _sketch, _union
 from fordstone.state.base import RunRef
@@ -185,7 +186,7 @@ SHARED: dict[str, tuple[Callable[[], bytes], str]] = {
         "name of 1000000 bytes; 1000 are allowed",
     ),
 }
-"""Few bytes to which many offsets point: whoever follows each of them takes gigabytes, or minutes."""
+"""Few bytes to which many offsets point: a reader that follows each of them takes gigabytes, or minutes."""
 
 
 REJECTED: dict[str, tuple[Callable[[], tuple[bytes, int]], str]] = {
@@ -436,6 +437,32 @@ def test_what_is_shared_in_metadata_costs_no_memory(case: str, tmp_path: Path) -
     assert found["grown_mib"] < 16
 
 
+def of_views(rows: int) -> pl.DataFrame:
+    """Text of 64 bytes that all rows share."""
+    return pl.DataFrame({"x": ["x" * 64]}).select(pl.col("x").gather([0] * rows))
+
+
+def test_runs_that_are_held_together_share_what_they_may_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untrusted, "EPOCH_BYTES_FREE", 1 << 20)
+    monkeypatch.setattr(untrusted, "TEXT_BYTES_FREE", 1 << 10)
+    numbers, text = encoded(pl.DataFrame({"x": range(25_000)}), "none"), encoded(of_views(10_000))
+    for data, ref, taken in ((*numbers, 2), (*text, 1)):
+        budget = DecodeBudget.of_epoch([])
+        for _ in range(taken):
+            decode_untrusted(data, ref, budget=budget)
+        with pytest.raises(RejectedRunError, match="the rows of its epoch become more than 1048576 bytes"):
+            decode_untrusted(data, ref, budget=budget)
+    assert text[1].size_bytes < 100_000, "views of one text count as text of their own"
+
+
+def test_what_runs_may_become_grows_with_their_bytes_but_not_with_their_names() -> None:
+    runs = [RunRef(f"{number:064x}", 16 << 20, 0) for number in range(3)]
+    assert DecodeBudget.of_epoch(runs[:1]).bytes_max == DecodeBudget.of_epoch(runs[:1] * 99).bytes_max == 1 << 30
+    assert DecodeBudget.of_epoch(runs).bytes_max == ipc.DECODED_BYTES_MAX
+    assert DecodeBudget.of_state(runs).bytes_max == ipc.DECODED_BYTES_MAX
+    assert DecodeBudget.of_state(RunRef(one.digest, 1 << 30, 0) for one in runs).bytes_max == 48 << 30
+
+
 # Partial aggregates.
 
 FORGED_SKETCHES = """
@@ -467,6 +494,14 @@ def test_no_forged_sketch_of_different_values_crashes_the_process() -> None:
     assert found.returncode == 0, f"exit code {found.returncode}: {found.stderr[-2000:]}"
     taken, rejected = map(int, found.stdout.split())
     assert min(taken, rejected) > 300
+
+
+def test_a_million_rows_of_one_sketch_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bytes] = []
+    monkeypatch.setattr(received, "sketch_problem", lambda data, _: looked.append(data))
+    frame = pl.DataFrame({"__hll12_0": [_sketch([1], 12)]}).select(pl.all().gather([0] * 1_000_000))
+    assert partial_problem(frame) is None
+    assert len(looked) == 1
 
 
 def test_every_sketch_of_different_values_is_taken() -> None:

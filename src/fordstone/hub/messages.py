@@ -29,6 +29,8 @@ RUNBOOK: Final = "docs/how-to/restore-a-hub.md"
 EPOCHS_PER_COMMIT_MAX: Final = 1_000
 """Maximum number of epochs in one commit."""
 RUNS_PER_COMMIT_MAX: Final = 100_000
+RUNS_PER_SEGMENT_MAX: Final = 5_000
+"""Maximum number of runs of one stream in one epoch. A node has one per task, and one more per attempt to seal that was given up."""
 BLOB_BYTES_MAX: Final = 256 << 20
 BODY_BYTES_MAX: Final = 16 << 20
 """Maximum size of a JSON body."""
@@ -71,7 +73,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class StreamSegment(Message, frozen=True):
     """The rows of one stream in one epoch, and the watermark after them."""
 
-    runs: tuple[RunRef, ...]
+    runs: Annotated[tuple[RunRef, ...], Meta(max_length=RUNS_PER_SEGMENT_MAX)]
     watermark_us: TimeUs = TIME_MIN_US
     """`TIME_MAX_US`: the stream has ended."""
 
