@@ -63,7 +63,8 @@ class FakeHub(HubClient):
     quarantined: dict[str, Quarantine] = field(default_factory=dict)
     refuses: HubRefusedError | None = None
     now_us: int = 0
-    blobs: dict[str, bytes] = field(default_factory=dict)
+    blobs: dict[str, bytes | HubRefusedError] = field(default_factory=dict)
+    """By digest; an error is what the hub answers."""
     entries: list[StreamEpoch] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
     passed: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -236,9 +237,12 @@ class FakeHub(HubClient):
         self._check(away=self.away or self.away_for_blobs)
         if ref.digest not in self.blobs:
             raise HubRefusedError("there is no such blob.", status=404, code="not_found")
-        if hashlib.sha256(self.blobs[ref.digest]).hexdigest() != ref.digest:
+        answer = self.blobs[ref.digest]
+        if isinstance(answer, HubRefusedError):
+            raise answer
+        if hashlib.sha256(answer).hexdigest() != ref.digest:
             raise DamagedError(f"blob {ref.digest[:12]} came with other bytes than its name says.")
-        return self.blobs[ref.digest]
+        return answer
 
     def quarantine(self, pipeline: str, node: str, request: QuarantineRequest) -> QuarantineChange:
         assert pipeline == PIPELINE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,15 +27,25 @@ from fordstone.connectors.base import (
     SourceOptions,
 )
 from fordstone.connectors.hub import QUIET, HubOptions, HubSource
+from fordstone.epochs import untrusted
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import ConfigError, HubRefusedError, NodeStoppedError, PipelineError, SourceError
+from fordstone.errors import (
+    ConfigError,
+    HubRefusedError,
+    NodeQuarantinedError,
+    NodeStoppedError,
+    PipelineError,
+    SourceError,
+)
+from fordstone.hub.client import reader as reader_module
 from fordstone.hub.client.client import RETRY_SECONDS_MAX
-from fordstone.hub.client.reader import MAX_AHEAD_US
+from fordstone.hub.client.reader import MAX_AHEAD_US, StreamReader
 from fordstone.hub.messages import QuarantineRequest
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import ROW_WATERMARK
 from fordstone.plan.ids import PartitionId, Position
+from fordstone.state.base import RunRef
 from fordstone.testing.contracts.connector import SourceContract
 
 SCHEMA = Schema.of({"device": "string", "n": "bigint"})
@@ -607,20 +618,102 @@ def test_a_thread_that_fails_is_not_silently_missed(monkeypatch: pytest.MonkeyPa
 # What is gone.
 
 
-def test_rows_that_the_hub_lists_but_does_not_have_are_an_error():
-    hub = FakeHub()
-    hub.add("a", Epoch(runs=[frame(1)]))
-    hub.blobs.clear()
-    with pytest.raises(SourceError, match=r"epoch 1 of node a.*are gone"):
-        reader(opened(hub)).read(1)
+ROTTEN: dict[str, tuple[Callable[[bytes], bytes | HubRefusedError | None], str]] = {
+    "lost": (lambda _: None, "The hub lists blob .*, and does not have it"),
+    "other bytes": (lambda data: data[:-1] + b"x", "other bytes than its name says"),
+    "found by the hub": (
+        lambda _: HubRefusedError("blob 12ab is damaged at the hub.", status=410, code="gone"),
+        "12ab is damaged at the hub",
+    ),
+}
 
 
-def test_rows_with_other_bytes_are_an_error():
+@pytest.mark.parametrize("case", ROTTEN)
+def test_rows_that_are_damaged_at_the_hub_put_their_node_into_quarantine(case: str):
+    rot, reason = ROTTEN[case]
     hub = FakeHub()
-    hub.add("a", Epoch(runs=[frame(1)]))
-    hub.blobs = {digest: data[:-1] + b"x" for digest, data in hub.blobs.items()}
-    with pytest.raises(SourceError, match=r"epoch 1 of node a.*other bytes than its name says.*Restore"):
-        reader(opened(hub)).read(1)
+    hub.add("a", *numbers(1))
+    (good,) = hub.blobs
+    hub.add("a", *numbers(2, 3))
+    hub.add("b", *numbers(7))
+    bad = next(entry.runs[0].digest for entry in hub.entries if entry.epoch == 2)
+    data = hub.blobs.pop(bad)
+    assert isinstance(data, bytes)
+    rotten = rot(data)
+    if rotten is not None:
+        hub.blobs[bad] = rotten
+    source = opened(hub, bounded=False)
+    assert chunk_of(reader(source).read(9)).position == 1, "what was before it is read"
+    assert reader(source, position=1).read(9) is None
+    assert hub.quarantined["a"].epoch == 2
+    assert re.search(reason, hub.quarantined["a"].reason)
+    assert chunk_of(reader(source, "b").read(1)).position == 1
+    source.close()
+    with pytest.raises(NodeQuarantinedError, match=rf"epoch 2 of node a.*{reason}.*Restore.*fordstone hub skip"):
+        reader(opened(hub), position=1).read(1, Position(3))  # it was planned before
+    assert good in hub.blobs
+
+
+def test_an_epoch_that_was_removed_since_it_was_listed_is_an_error_and_no_quarantine(monkeypatch: pytest.MonkeyPatch):
+    hub = FakeHub()
+    hub.add("a", *numbers(1))
+    source = opened(hub)
+    read_blob = hub.read_blob
+
+    def removed(ref: RunRef, direct_url: str | None = None) -> bytes:
+        hub.blobs.clear()
+        hub.entries.clear()
+        return read_blob(ref, direct_url)
+
+    monkeypatch.setattr(hub, "read_blob", removed)
+    with pytest.raises(SourceError, match=r"epoch 1 of node a: the hub has removed it since it was listed"):
+        reader(source).read(1)
+    assert hub.quarantined == {}
+
+
+# What is too much.
+
+
+def test_one_run_that_is_named_often_may_become_no_more_than_an_epoch_may(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(untrusted, "EPOCH_BYTES_FREE", 100_000)
+    monkeypatch.setattr(untrusted, "DECODED_RATIO_MAX", 4)
+    rows = frame(*range(500))
+    hub = FakeHub()
+    hub.add("a", Epoch(runs=[rows] * 3), Epoch(runs=[rows] * 400))
+    hub.add("b", *numbers(7))
+    source = opened(hub, bounded=False)
+    assert chunk_of(reader(source).read(ALL_ROWS)).frame.height == 1500
+    hub.calls.clear()
+    assert reader(source, position=1).read(ALL_ROWS) is None
+    assert hub.calls.count("blob") == 1, "it is read once"
+    assert hub.quarantined["a"].epoch == 2
+    assert "the rows of its epoch become more than 100000 bytes" in hub.quarantined["a"].reason
+    assert chunk_of(reader(source, "b").read(1)).position == 1
+    source.close()
+
+
+def test_a_read_ends_when_its_rows_take_too_much_memory_and_goes_on_with_the_next(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reader_module, "READ_DECODED_BYTES", 100_000)
+    hub = FakeHub()
+    hub.add("a", *(Epoch(runs=[frame(*range(number, number + 1000))]) for number in range(20)))
+    position, reads = 0, 0
+    source = opened(hub)
+    while position < 20:
+        chunk = chunk_of(reader(source, position=position).read(ALL_ROWS, Position(20)))
+        assert 1_000 <= chunk.frame.height <= 10_000
+        position, reads = int(chunk.position), reads + 1
+    assert 2 <= reads <= 20
+
+
+def test_few_runs_are_fetched_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reader_module, "FETCH_AHEAD_RUNS", 3)
+    hub = FakeHub()
+    hub.add("a", *numbers(*range(30)))
+    epochs = StreamReader(hub, PIPELINE, STREAM).frames(hub.entries, SCHEMA, None)
+    for number in range(1, 6):
+        next(epochs)
+        assert hub.calls.count("blob") <= number + 3
+    epochs.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("rows", [pl.DataFrame({"n": [1]}), pl.DataFrame({"device": ["d"], "n": ["many"]})])

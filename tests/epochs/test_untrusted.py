@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -19,14 +20,15 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from polars.testing import assert_frame_equal
-from tests.epochs.forging import every_type
+from tests.epochs.forging import columns_message, every_type
 from tests.examples import share_of
 
-from fordstone.epochs import ipc, run_file
+from fordstone.epochs import ipc, run_file, untrusted
 from fordstone.epochs.ipc import read_facts
 from fordstone.epochs.run_file import COMPRESSIONS, Compression, encode_run
-from fordstone.epochs.untrusted import check_run, decode_untrusted, decode_untrusted_manifest
+from fordstone.epochs.untrusted import DecodeBudget, check_run, decode_untrusted, decode_untrusted_manifest
 from fordstone.errors import RejectedRunError
+from fordstone.operators.aggregate import received
 from fordstone.operators.aggregate.received import partial_problem, sketch_problem
 from fordstone.operators.aggregate.sketches import _sketch, _union
 from fordstone.state.base import RunRef
@@ -139,6 +141,54 @@ def extension_type() -> bytes:
     return arrow_stream(pa.table({"x": [1]}, schema=pa.schema([field])))
 
 
+def with_metadata(where: str) -> bytes:
+    """Metadata of users, where Arrow has a place for it."""
+    schema = pa.schema([("x", pa.int64())], metadata={"key": "value"} if where == "columns" else None)
+    sink, batch = io.BytesIO(), pa.record_batch([[1]], schema=schema)
+    footer = {"key": "value"} if where == "footer" else None
+    writer = pa.ipc.new_file(sink, schema, metadata=footer) if footer else pa.ipc.new_stream(sink, schema)
+    with writer:
+        writer.write_batch(batch, custom_metadata={"key": "value"} if where == "batch" else None)
+    return sink.getvalue()
+
+
+def one_buffer_for_all_columns() -> bytes:
+    data = bytearray(encoded(pl.DataFrame({"x": [7] * 1000, "y": [8] * 1000}), "none")[0])
+    place = data.rindex(struct.pack("<qq", 8000, 8000))
+    data[place : place + 16] = struct.pack("<qq", 0, 8000)
+    return bytes(data)
+
+
+SHARED: dict[str, tuple[Callable[[], bytes], str]] = {
+    "columns that are one table": (
+        lambda: columns_message(16_000, tables=1),
+        "16000 columns in 64.* bytes of metadata",
+    ),
+    "columns that are one table with a large layout": (
+        lambda: columns_message(2_000, tables=1, layout_fields=32_000),
+        "two columns of the same name",
+    ),
+    "structs of the same structs": (lambda: columns_message(1, depth=13), r"columns in \d+ bytes of metadata"),
+    "columns with one long name": (
+        lambda: columns_message(500, names=1, name=b"n" * 4_000_000),
+        "names of more than 1048576 bytes together",
+    ),
+    "columns with one name": (
+        lambda: columns_message(3_000, names=1, name=b"n" * 900),
+        "names of more than 1048576 bytes together",
+    ),
+    "metadata with one value": (
+        lambda: columns_message(1, metadata=(500, b"v" * 2_000_000)),
+        r"metadata of users \(custom metadata\)",
+    ),
+    "columns with one time zone": (
+        lambda: columns_message(60, zone=b"U" * 1_000_000),
+        "name of 1000000 bytes; 1000 are allowed",
+    ),
+}
+"""Few bytes to which many offsets point: a reader that follows each of them takes gigabytes, or minutes."""
+
+
 REJECTED: dict[str, tuple[Callable[[], tuple[bytes, int]], str]] = {
     "no bytes": (lambda: (b"", 0), "ends in the middle"),
     "no Arrow": (lambda: (b"sixteen bytes ..", 0), "is no Arrow IPC"),
@@ -170,6 +220,18 @@ REJECTED: dict[str, tuple[Callable[[], tuple[bytes, int]], str]] = {
         ),
         "type that is not used here",
     ),
+    **{name: (lambda make=make: (make(), 0), reason) for name, (make, reason) in SHARED.items()},  # type: ignore[misc]
+    **{
+        f"metadata of users with the {where}": (lambda where=where: (with_metadata(where), 1), "metadata of users")  # type: ignore[misc]
+        for where in ("columns", "batch", "footer")
+    },
+    "a long name": (lambda: (columns_message(1, name=b"n" * 1000), 0), "a name of 1001 bytes; 1000 are allowed"),
+    "a time zone": (
+        lambda: (arrow_stream(pa.table({"x": pa.array([1], pa.timestamp("us", "Asia/Tokyo"))})), 1),
+        "'x' of a time zone other than UTC",
+    ),
+    "a time zone that is none": (lambda: (columns_message(1, zone=b"Mars/Olympus"), 0), "time zone other than UTC"),
+    "buffers that overlap": (lambda: (one_buffer_for_all_columns(), 1000), "overlaps others"),
     "two columns of a name": (
         lambda: (arrow_stream(pa.Table.from_arrays([pa.array([1])] * 2, names=["x", "x"])), 1),
         "two columns of the same name",
@@ -322,20 +384,31 @@ def test_no_forged_run_crashes_the_process_or_fills_its_memory(seed: int, tmp_pa
     keep = tmp_path / "forged"
     found = child("-m", "tests.epochs.forging", seed, share_of(2400), keep)
     assert found.returncode == 0, f"seed {seed}: exit code {found.returncode}, bytes in {keep}\n{found.stderr[-2000:]}"
-    taken, rejected, peak_mib = map(int, found.stdout.split())
+    taken, rejected, peak_mib, longest_ms = map(int, found.stdout.split())
     assert taken > 20
     assert rejected > 150
     assert peak_mib < 400
+    assert longest_ms < 5_000, "of processor time, for each megabyte"
+
+
+@pytest.mark.parametrize("depth", [0, 3])
+def test_metadata_in_which_nothing_is_shared_is_taken(depth: int) -> None:
+    """So what is rejected is rejected for what is shared."""
+    data = columns_message(1, zone=b"UTC") if depth == 0 else columns_message(700)
+    frame = decode_untrusted(data, named(data, 0))
+    assert frame.width == (1 if depth == 0 else 700)
 
 
 PEAK_OF = """
-import hashlib, json, sys
+import hashlib, json, resource, sys
 from fordstone.epochs.untrusted import decode_untrusted
 from fordstone.errors import RejectedRunError
 from fordstone.state.base import RunRef
 from tests.epochs.forging import peak_mib
 data = open(sys.argv[1], "rb").read()
 before = peak_mib()
+bytes_now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (bytes_now + (512 << 20),) * 2)
 try:
     decode_untrusted(data, RunRef(digest=hashlib.sha256(data).hexdigest(), size_bytes=len(data), rows=int(sys.argv[2])))
     found = "taken"
@@ -352,6 +425,42 @@ def test_a_bomb_costs_no_memory(tmp_path: Path) -> None:
     assert found["bytes"] < 100_000
     assert "becomes 1024000000 when it is decoded" in found["found"]
     assert found["grown_mib"] < 16
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_what_is_shared_in_metadata_costs_no_memory(case: str, tmp_path: Path) -> None:
+    make, reason = SHARED[case]
+    path = tmp_path / "shared"
+    path.write_bytes(make())
+    found = json.loads(child("-c", PEAK_OF, path, 0).stdout)
+    assert re.search(reason, found["found"])
+    assert found["grown_mib"] < 16
+
+
+def of_views(rows: int) -> pl.DataFrame:
+    """Text of 64 bytes that all rows share."""
+    return pl.DataFrame({"x": ["x" * 64]}).select(pl.col("x").gather([0] * rows))
+
+
+def test_runs_that_are_held_together_share_what_they_may_become(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untrusted, "EPOCH_BYTES_FREE", 1 << 20)
+    monkeypatch.setattr(untrusted, "TEXT_BYTES_FREE", 1 << 10)
+    numbers, text = encoded(pl.DataFrame({"x": range(25_000)}), "none"), encoded(of_views(10_000))
+    for data, ref, taken in ((*numbers, 2), (*text, 1)):
+        budget = DecodeBudget.of_epoch([])
+        for _ in range(taken):
+            decode_untrusted(data, ref, budget=budget)
+        with pytest.raises(RejectedRunError, match="the rows of its epoch become more than 1048576 bytes"):
+            decode_untrusted(data, ref, budget=budget)
+    assert text[1].size_bytes < 100_000, "views of one text count as text of their own"
+
+
+def test_what_runs_may_become_grows_with_their_bytes_but_not_with_their_names() -> None:
+    runs = [RunRef(f"{number:064x}", 16 << 20, 0) for number in range(3)]
+    assert DecodeBudget.of_epoch(runs[:1]).bytes_max == DecodeBudget.of_epoch(runs[:1] * 99).bytes_max == 1 << 30
+    assert DecodeBudget.of_epoch(runs).bytes_max == ipc.DECODED_BYTES_MAX
+    assert DecodeBudget.of_state(runs).bytes_max == ipc.DECODED_BYTES_MAX
+    assert DecodeBudget.of_state(RunRef(one.digest, 1 << 30, 0) for one in runs).bytes_max == 48 << 30
 
 
 # Partial aggregates.
@@ -385,6 +494,14 @@ def test_no_forged_sketch_of_different_values_crashes_the_process() -> None:
     assert found.returncode == 0, f"exit code {found.returncode}: {found.stderr[-2000:]}"
     taken, rejected = map(int, found.stdout.split())
     assert min(taken, rejected) > 300
+
+
+def test_a_million_rows_of_one_sketch_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bytes] = []
+    monkeypatch.setattr(received, "sketch_problem", lambda data, _: looked.append(data))
+    frame = pl.DataFrame({"__hll12_0": [_sketch([1], 12)]}).select(pl.all().gather([0] * 1_000_000))
+    assert partial_problem(frame) is None
+    assert len(looked) == 1
 
 
 def test_every_sketch_of_different_values_is_taken() -> None:

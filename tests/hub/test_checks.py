@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
+import msgspec
 import pytest
 from tests.hub.sending import commit_of
 
-from fordstone.hub.messages import NAMES_MAX, Commit, EpochEntry, Rejection, StreamSegment
+from fordstone.hub.messages import NAMES_MAX, RUNS_PER_SEGMENT_MAX, Commit, EpochEntry, Rejection, StreamSegment
 from fordstone.hub.server.handlers import SEGMENTS_PER_COMMIT_MAX, check_commit
 from fordstone.protocol.delivery import COMMIT_RUNS_MAX
+from fordstone.state.base import RunRef
 
 
 def commit_with(segments: int) -> Commit:
@@ -30,6 +34,14 @@ def test_segments_without_rows_are_bounded_too_since_each_keeps_the_only_writer_
     with pytest.raises(Rejection, match="segments") as raised:
         check_commit(beyond, 1, len(beyond.epochs))
     assert raised.value.refusal.error == "bad_request"
+
+
+def test_one_run_cannot_be_named_any_number_of_times_in_an_epoch():
+    run = RunRef("0" * 64, 1, 1)
+    for runs, taken in ((RUNS_PER_SEGMENT_MAX, True), (RUNS_PER_SEGMENT_MAX + 1, False)):
+        body = msgspec.json.encode(StreamSegment(runs=(run,) * runs))
+        with nullcontext() if taken else pytest.raises(msgspec.ValidationError, match=f"<= {RUNS_PER_SEGMENT_MAX}"):
+            msgspec.json.decode(body, type=StreamSegment)
 
 
 def test_what_a_node_folds_into_one_commit_is_within_what_the_hub_takes():

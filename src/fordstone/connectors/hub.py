@@ -360,18 +360,18 @@ class HubSource(Source):
             if not entries:
                 self._note(node, end)
                 return EpochRows(end=max(position, end.epoch))
-        frames: dict[int, list[pl.DataFrame]] = {entry.epoch: [] for entry in entries}
+        read: list[tuple[StreamEpoch, list[pl.DataFrame]]] = []
         try:
-            for entry, frame in self.reader.frames(entries, self.schema, self._blobs):
-                frames[entry.epoch].append(frame)
-        except RejectedEpochError as error:
-            entries = [entry for entry in entries if entry.epoch < error.epoch]
-            if not entries:
+            for entry, frames in self.reader.frames(entries, self.schema, self._blobs):
+                read.append((entry, frames))
+        except RejectedEpochError:
+            if not read:
                 self._buffer.put(node, position, ())  # what is skipped since is not in the next response
                 raise
-        self._note(node, NodePosition(entries[-1].epoch, entries[-1].chain))
-        self._buffer.forget({node: entries[-1].epoch})
-        return EpochRows(epochs=[(entry, frames[entry.epoch]) for entry in entries], end=entries[-1].epoch)
+        last = read[-1][0]
+        self._note(node, NodePosition(last.epoch, last.chain))
+        self._buffer.forget({node: last.epoch})
+        return EpochRows(epochs=read, end=last.epoch)
 
     def _fill(self, node: str, position: int, rows_max: int, until: int | None) -> NodePosition:
         """List epochs of a node, and in the same request those of others that are read next. Return where those of the node end."""

@@ -3,10 +3,15 @@
 Arrow libraries take lengths in the metadata at their word: a forged one makes them allocate exabytes and abort, or read beyond
 a buffer. `read_facts` compares every length with what is there. It reads the flatbuffers of messages by hand, as far as
 `Schema.fbs`, `Message.fbs` and `File.fbs` of Arrow define them and Fordstone writes them: no dictionaries, unions, run-end
-encoding, list views, intervals, extension types, or big-endian buffers. The bytes inside buffers (offsets, UTF-8) are left to Polars,
-which checks them when it decodes.
+encoding, list views, intervals, extension types, time zones but UTC, metadata of users, or big-endian buffers. The bytes inside buffers
+(offsets, UTF-8) are left to Polars, which checks them when it decodes.
 
-Invariants: every position is checked before it is read; nesting, fields, batches and metadata are bounded; nothing is decompressed.
+In a flatbuffer, many offsets may point to one table, text or vector, and many buffers of a batch to the same bytes. A reader that follows
+each of them does as much work as if they were different. So what is not needed is rejected instead of skipped, what is shared
+is bounded as if it were not, and buffers must not overlap.
+
+Invariants: every position is checked before it is read; nesting, fields, names, batches and metadata are bounded; nothing is decompressed;
+time and memory are those of the bytes that are there.
 """
 
 from __future__ import annotations
@@ -28,6 +33,12 @@ DEPTH_MAX: Final = 64
 """Maximum number of types inside each other. A map counts twice."""
 FIELDS_MAX: Final = 16_384
 """Maximum number of columns and fields inside them."""
+FIELD_BYTES_MIN: Final = 16
+"""What each field takes of the metadata at least: offsets to itself, its layout, its name and its type. Fewer: some are the same."""
+NAME_BYTES_MAX: Final = 1_000
+"""Maximum size of the name of a column or field, in UTF-8."""
+NAMES_BYTES_MAX: Final = 1 << 20
+"""Maximum size of all their names together."""
 METADATA_BYTES_MAX: Final = 8 << 20
 """Maximum size of the metadata of one message."""
 BATCHES_FREE: Final = 64
@@ -57,6 +68,9 @@ _STORED_AS_IT_IS: Final = -1
 _SCHEMA, _BATCH = 1, 3
 """Kinds of messages."""
 _V5: Final = 4
+_LAYOUT_FIELDS_MAX: Final = 16
+"""Of how many fields the places are read: no table of Arrow has more than seven."""
+_UTC: Final = "UTC"
 
 # Types, by their number in `Schema.fbs`.
 _NULL, _INTEGER, _FLOAT, _BINARY, _UTF8, _BOOL, _DECIMAL, _DATE, _TIME, _TIMESTAMP = range(1, 11)
@@ -159,7 +173,12 @@ class _Table:
         size = _at(_USHORT, data, vtable)
         if size < 4 or size % 2:  # noqa: PLR2004 - two numbers of two bytes stand before the fields
             raise IpcError("has metadata that cannot be read")
-        self._fields = struct.unpack_from(f"<{size // 2 - 2}H", data, vtable + 4)
+        self._fields = struct.unpack_from(f"<{min(size // 2 - 2, _LAYOUT_FIELDS_MAX)}H", data, vtable + 4)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the metadata that it is in."""
+        return len(self._data)
 
     def scalar(self, field: int, kind: struct.Struct, default: int = 0) -> int:
         position = self.place(field)
@@ -177,25 +196,31 @@ class _Table:
         position = self.place(field)
         return None if position is None else _Table(self._data, _follow(self._data, position))
 
-    def tables(self, field: int) -> Iterator[_Table]:
+    def places(self, field: int) -> range:
+        """Where the offsets to tables stand in a vector, to be read by `at`."""
         start, count = self._vector(field, _UINT.size)
-        for position in range(start, start + count * _UINT.size, _UINT.size):
-            yield _Table(self._data, _follow(self._data, position))
+        return range(start, start + count * _UINT.size, _UINT.size)
 
-    def items(self, field: int, kind: struct.Struct) -> list[tuple[int, ...]]:
-        """A vector of numbers or structs."""
+    def at(self, place: int) -> _Table:
+        """The table to which the offset at this place points."""
+        return _Table(self._data, _follow(self._data, place))
+
+    def items(self, field: int, kind: struct.Struct) -> Iterator[tuple[int, ...]]:
+        """A vector of numbers or structs, one by one: as tuples, all of them would take ten times as much."""
         start, count = self._vector(field, kind.size)
-        return list(kind.iter_unpack(self._data[start : start + count * kind.size]))
+        return kind.iter_unpack(self._data[start : start + count * kind.size])
 
     def count(self, field: int) -> int:
         return self._vector(field, 1)[1]
 
     def text(self, field: int) -> str:
         start, count = self._vector(field, 1)
+        if count > NAME_BYTES_MAX:
+            raise IpcError(f"has a name of {count} bytes; {NAME_BYTES_MAX} are allowed")
         try:
             return str(self._data[start : start + count], "utf-8")
         except UnicodeDecodeError as error:
-            raise IpcError("has a column whose name is not UTF-8") from error
+            raise IpcError("has a name that is not UTF-8") from error
 
     def _vector(self, field: int, item_bytes: int) -> tuple[int, int]:
         """Where the items of a vector begin, and their number."""
@@ -248,11 +273,12 @@ def _file(data: memoryview) -> _Content:
     footer = _root(data[footer_at:end])
     if footer.count(2):
         raise IpcError("has dictionaries")
+    _reject_metadata(footer, 4)
     blocks = footer.items(3, _BLOCK)
     return footer_at, _schema(footer.table(1)), _blocks(data, blocks, footer_at)
 
 
-def _blocks(data: memoryview, blocks: list[tuple[int, ...]], footer_at: int) -> Iterator[tuple[_Table, memoryview]]:
+def _blocks(data: memoryview, blocks: Iterator[tuple[int, ...]], footer_at: int) -> Iterator[tuple[_Table, memoryview]]:
     after = _FILE_START
     for offset, metadata_bytes, body_bytes in blocks:
         if offset < after or offset % 8 or metadata_bytes < _PREFIX_BYTES or body_bytes < 0:
@@ -303,7 +329,14 @@ def _message(data: memoryview, position: int) -> tuple[_Table | None, int]:
     message = _root(data[start : start + size_bytes])
     if message.scalar(0, _SHORT) != _V5:
         raise IpcError("is of an old version of Arrow IPC")
+    _reject_metadata(message, 4)
     return message, size_bytes
+
+
+def _reject_metadata(table: _Table, field: int) -> None:
+    """Readers copy keys and values of users, as many and as long as they are; nothing here needs any."""
+    if table.count(field):
+        raise IpcError("has metadata of users (custom metadata), which is not used here")
 
 
 def _header(message: _Table, kind: int) -> _Table:
@@ -349,37 +382,48 @@ def _schema(schema: _Table | None) -> tuple[_Field, ...]:
         raise IpcError("has no columns")
     if schema.scalar(0, _SHORT):
         raise IpcError("is big-endian")
+    _reject_metadata(schema, 2)
     found: list[_Field] = []
-    # Depth first, as batches list their buffers; without recursion, so that depth costs nothing.
-    waiting: list[tuple[_Table, int | None, int | None, int]] = [
-        (table, None, None, 1) for table in reversed(_bounded(schema, 1, 0))
+    names_bytes = 0
+    # Depth first, as batches list their buffers; without recursion, so that depth costs nothing. What waits are places, not tables: many
+    # may point to one table.
+    waiting: list[tuple[int, int | None, int | None, int]] = [
+        (place, None, None, 1) for place in reversed(_bounded(schema, 1, 0))
     ]
     while waiting:
-        table, parent, per_parent, depth = waiting.pop()
+        place, parent, per_parent, depth = waiting.pop()
         if depth > DEPTH_MAX:
             raise IpcError(f"has types that are nested more than {DEPTH_MAX} deep")
+        table = schema.at(place)
         in_map = parent is not None and found[parent].kind == _MAP
         is_key = parent is not None and found[parent].never_null and parent == len(found) - 1
+        names_bytes += table.count(0)
+        if names_bytes > NAMES_BYTES_MAX:
+            raise IpcError(f"has names of more than {NAMES_BYTES_MAX} bytes together")
         field, inside = _field(table, parent, per_parent, never_null=in_map or is_key)
         if in_map and (field.kind != _STRUCT or table.count(5) != 2):  # noqa: PLR2004 - a key and a value
             raise IpcError(f"has a map {found[parent or 0].name!r} without keys and values")
-        children = _bounded(table, 5, len(found) + len(waiting))
+        children = _bounded(table, 5, len(found) + len(waiting) + 1)
         if len(children) != _CHILDREN.get(field.kind, len(children) if field.kind == _STRUCT else 0):
             raise IpcError(
                 f"has a column {field.name!r} with {len(children)} fields inside, which its type does not have"
             )
         waiting += [(child, len(found), inside, depth + 1) for child in reversed(children)]
         found.append(field)
-    names = [field.name for field in found if field.parent is None]
-    if len(set(names)) < len(names):
+    if len({(field.parent, field.name) for field in found}) < len(found):
         raise IpcError("has two columns of the same name")
     return tuple(found)
 
 
-def _bounded(table: _Table, field: int, known: int) -> list[_Table]:
-    if known + table.count(field) > FIELDS_MAX:
+def _bounded(table: _Table, field: int, known: int) -> range:
+    """Where the offsets to the fields stand in a table."""
+    places = table.places(field)
+    count = known + len(places)
+    if count > FIELDS_MAX:
         raise IpcError(f"has more than {FIELDS_MAX} columns")
-    return list(table.tables(field))
+    if places and count * FIELD_BYTES_MIN > table.size_bytes:
+        raise IpcError(f"has {count} columns in {table.size_bytes} bytes of metadata")
+    return places
 
 
 def _field(table: _Table, parent: int | None, per_parent: int | None, *, never_null: bool) -> tuple[_Field, int | None]:
@@ -389,6 +433,9 @@ def _field(table: _Table, parent: int | None, per_parent: int | None, *, never_n
         raise IpcError(f"has a column {name!r} without a type")
     if table.table(4) is not None or table.count(6):
         raise IpcError(f"has a column {name!r} with a dictionary or an extension type")
+    if kind == _TIMESTAMP and type_.text(1) not in {"", _UTC}:
+        # Polars looks for the zone, and panics with its name where there is none.
+        raise IpcError(f"has a column {name!r} of a time zone other than {_UTC}")
     bits, inside = _bits(name, kind, type_), 1 if kind == _STRUCT else None
     if kind == _FIXED_LIST:
         inside = type_.scalar(0, _INT)
@@ -441,10 +488,11 @@ _SIZED: Final[dict[int, tuple[Callable[[_Table], int], Container[int]]]] = {
 def _check_batch(batch: _Table, body: memoryview, fields: tuple[_Field, ...]) -> tuple[int, int, int]:
     """The rows of a batch, what they take decoded, and what their text takes at most."""
     rows = batch.scalar(0, _LONG)
-    nodes = batch.items(1, _PAIR)
-    sizes, views = iter(_buffer_sizes(batch, body)), iter(batch.items(4, _LONG))
-    if not 0 <= rows <= NODE_LENGTH_MAX or len(nodes) != len(fields):
-        raise IpcError(f"has a batch of {rows} rows and {len(nodes)} columns, and {len(fields)} columns are declared")
+    count = batch.count(1)
+    if not 0 <= rows <= NODE_LENGTH_MAX or count != len(fields):
+        raise IpcError(f"has a batch of {rows} rows and {count} columns, and {len(fields)} columns are declared")
+    nodes = list(batch.items(1, _PAIR))
+    sizes, views = _buffer_sizes(batch, body), batch.items(4, _LONG)
     decoded_bytes, text_bytes_max = rows * ROW_BYTES_MIN, 0
     try:
         for field, (length, nulls) in zip(fields, nodes, strict=True):
@@ -467,20 +515,22 @@ def _check_batch(batch: _Table, body: memoryview, fields: tuple[_Field, ...]) ->
     return rows, decoded_bytes, text_bytes_max
 
 
-def _buffer_sizes(batch: _Table, body: memoryview) -> list[int]:
-    """The decompressed size of each buffer."""
+def _buffer_sizes(batch: _Table, body: memoryview) -> Iterator[int]:
+    """The decompressed size of each buffer. They follow each other, so that no byte is decompressed twice."""
     compressed = batch.table(3) is not None
-    sizes = []
+    after = 0
     for offset, length in batch.items(2, _PAIR):
         if min(offset, length) < 0 or offset + length > len(body):
             raise IpcError(f"has a buffer of {length} bytes at {offset}, in a batch of {len(body)} bytes")
+        if length and offset < after:
+            raise IpcError(f"has a buffer of {length} bytes at {offset} that overlaps others")
+        after = max(after, offset + length)
         if compressed and length:
             size = _at(_LONG, body[offset : offset + length], 0)
             length = length - _LONG.size if size == _STORED_AS_IT_IS else size  # noqa: PLW2901 - its true length
             if length < 0:
                 raise IpcError(f"has a buffer that is to be decompressed to {length} bytes")
-        sizes.append(length)
-    return sizes
+        yield length
 
 
 def _check_buffers(

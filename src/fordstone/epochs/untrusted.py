@@ -5,17 +5,27 @@ anything is decoded (`ipc`), Polars validates what is inside buffers (offsets, t
 those that are expected, and partial aggregates are checked by their kind. Whatever comes from a hub is decoded here and nowhere else.
 
 Invariant: every failure is a `RejectedRunError` that says what is wrong with the run. No bytes make the process abort, and none
-make it allocate more than `decoded_bytes_max` says, and as much again for the copy that is checked.
+make it allocate more than `decoded_bytes_max` says, and as much again for the copy that is checked. Runs that are held together share
+one `DecodeBudget`: a thousand small runs may become a thousand times as much as one, and all of them may be the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import polars as pl
 
-from fordstone.epochs.ipc import FILE_MAGIC, IpcError, IpcFacts, as_binary, decoded_bytes_max, read_facts
+from fordstone.epochs.ipc import (
+    DECODED_BYTES_MAX,
+    DECODED_RATIO_MAX,
+    FILE_MAGIC,
+    IpcError,
+    IpcFacts,
+    as_binary,
+    decoded_bytes_max,
+    read_facts,
+)
 from fordstone.epochs.manifest import Manifest, decode_manifest
 from fordstone.errors import RejectedRunError
 from fordstone.operators.aggregate.received import partial_problem
@@ -23,6 +33,13 @@ from fordstone.state.base import RunRef
 
 MANIFEST_BYTES_MAX: Final = 32 << 20
 """Maximum size of a manifest at a hub: decoded it takes some ten times as much."""
+EPOCH_BYTES_FREE: Final = 512 << 20
+"""What the rows of one stream in one epoch may always take when they are decoded. A task of a node seals an epoch when it holds
+64 MiB of rows for the center."""
+STATE_RATIO_MAX: Final = 16
+"""How many times the size of its different runs a state may take, if that is more than `DECODED_BYTES_MAX`."""
+TEXT_BYTES_FREE: Final = 1 << 20
+"""Text of a run that is at most this long is not measured."""
 _FAILURES: Final = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError)
 _INTEGERS: Final[tuple[pl.DataType, ...]] = (pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64())
 _FLOATS: Final[tuple[pl.DataType, ...]] = (pl.Float32(), pl.Float64())
@@ -32,6 +49,44 @@ _PER_DAY: Final = {"ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_
 _KINDS: Final = {pl.Decimal: "decimal", pl.Date: "date", pl.Datetime: "time"}
 _SHOWN_COLUMNS_MAX: Final = 20
 _REASON_CHARS_MAX: Final = 300
+
+
+class DecodeBudget:
+    """What several runs may take together when they are decoded. Used by one thread, for one attempt."""
+
+    def __init__(self, bytes_max: int, what: str) -> None:
+        """`what`: what the runs are together, for messages."""
+        self.bytes_max = bytes_max
+        self.taken = 0
+        self._what = what
+
+    @classmethod
+    def of_epoch(cls, runs: Iterable[RunRef]) -> DecodeBudget:
+        """For the rows of one stream in one epoch of a node. A run that is named twice may become no more for that."""
+        bytes_max = min(DECODED_BYTES_MAX, max(EPOCH_BYTES_FREE, _size_bytes(runs) * DECODED_RATIO_MAX))
+        return cls(bytes_max, "the rows of its epoch")
+
+    @classmethod
+    def of_state(cls, runs: Iterable[RunRef]) -> DecodeBudget:
+        """For a state that is held as a whole. It may be as large as the memory of its node, so that only the ratio limits it."""
+        return cls(max(DECODED_BYTES_MAX, _size_bytes(runs) * STATE_RATIO_MAX), "its state")
+
+    def take(self, ref: RunRef, size_bytes: int) -> None:
+        """Count what a run takes.
+
+        Raises:
+            RejectedRunError: It is too much.
+        """
+        self.taken += size_bytes
+        if self.taken > self.bytes_max:
+            raise _rejected(
+                ref,
+                f"is one of those with which {self._what} become more than {self.bytes_max} bytes when they are decoded",
+            )
+
+
+def _size_bytes(runs: Iterable[RunRef]) -> int:
+    return sum({run.digest: run.size_bytes for run in runs}.values())
 
 
 def check_run(data: bytes, ref: RunRef) -> IpcFacts:
@@ -60,6 +115,7 @@ def decode_untrusted(
     columns: Mapping[str, pl.DataType | None] | None = None,
     *,
     optional: Collection[str] = (),
+    budget: DecodeBudget | None = None,
 ) -> pl.DataFrame:
     """The rows of a run, all of them valid. `data` has the digest of `ref`, as `HubClient.read_blob` returns it.
 
@@ -69,11 +125,14 @@ def decode_untrusted(
         columns: Which columns to decode, in their order; the others are left out. A narrower type is widened. None as a type:
             as it is stored. None: all columns, as they are.
         optional: Those of `columns` that a run may lack.
+        budget: What the runs that are held with it may take together.
 
     Raises:
         RejectedRunError: The run is not what it must be.
     """
     facts = check_run(data, ref)
+    if budget is not None:
+        budget.take(ref, max(facts.decoded_bytes, len(data)))
     wanted: dict[str, pl.DataType | None] = dict.fromkeys(facts.columns)
     if columns is not None:
         missing = [name for name in columns if name not in wanted and name not in optional]
@@ -84,8 +143,11 @@ def decode_untrusted(
             raise _rejected(ref, f"has no column {', '.join(map(repr, missing))}; it has {has or 'none'}")
         wanted = {name: kind for name, kind in columns.items() if name in wanted}
     try:
-        _check_text(data, ref, facts)
+        text_bytes = _checked_text(data, ref, facts)
         frame = _decoded(data, list(wanted))
+        if budget is not None:
+            # Before it is copied: then each view becomes text of its own.
+            budget.take(ref, max(0, (_text_bytes(frame) if text_bytes is None else text_bytes) - facts.decoded_bytes))
         if frame.height != ref.rows:
             raise _rejected(ref, f"has {frame.height} rows, what names it says {ref.rows}")
         _check_ranges(frame, ref)
@@ -124,25 +186,31 @@ def _decoded(data: bytes, names: list[str]) -> pl.DataFrame:
     return pl.read_ipc_stream(data, columns=names)
 
 
-def _check_text(data: bytes, ref: RunRef, facts: IpcFacts) -> None:
-    """Check that views do not show the same bytes too often.
+def _checked_text(data: bytes, ref: RunRef, facts: IpcFacts) -> int | None:
+    """Check that views do not show the same bytes too often. Return about how much text there is; None: it was not measured.
 
     A million views of one megabyte take a terabyte when they are copied, and minutes only to be validated as text. As bytes they
     are decoded quickly, so that their sizes can be added up.
     """
     bytes_max = decoded_bytes_max(len(data))
+    if facts.text_bytes_max <= TEXT_BYTES_FREE:
+        return facts.text_bytes_max
     if facts.text_bytes_max <= bytes_max:
-        return
+        return None
     columns = list(dict.fromkeys(name for name, _ in facts.views))
     frame = _decoded(as_binary(data, facts), columns)
-    # In 32 bits, as sizes are, the sum would wrap.
-    text_bytes = sum(
-        int(part.bin.size().cast(pl.UInt64).sum())
-        for column in frame.iter_columns()
-        for part in _parts(column, pl.Binary)
-    )
+    text_bytes = _text_bytes(frame)
     if text_bytes > bytes_max:
         raise _rejected(ref, f"has {len(data)} bytes, and text of {text_bytes} bytes; {bytes_max} are allowed")
+    return text_bytes
+
+
+def _text_bytes(frame: pl.DataFrame) -> int:
+    """What all text and all bytes take if each value has its own."""
+    parts = [part for column in frame.iter_columns() for part in _parts(column, pl.String, pl.Binary)]
+    sizes = (part.bin.size() if part.dtype == pl.Binary else part.str.len_bytes() for part in parts)
+    # In 32 bits, as sizes are, the sum would wrap.
+    return sum(int(size.cast(pl.UInt64).sum()) for size in sizes)
 
 
 def _check_ranges(frame: pl.DataFrame, ref: RunRef) -> None:

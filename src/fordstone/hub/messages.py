@@ -30,6 +30,8 @@ EPOCHS_PER_COMMIT_MAX: Final = 1_000
 """Maximum number of epochs in one commit."""
 RUNS_PER_COMMIT_MAX: Final = 40_000
 """Maximum number of runs that a commit names. A node sends up to 10,000 of rows, or one epoch, and up to half of these of state."""
+RUNS_PER_SEGMENT_MAX: Final = 5_000
+"""Maximum number of runs of one stream in one epoch. A node has one per task, and one more per attempt to seal that was given up."""
 BLOB_BYTES_MAX: Final = 256 << 20
 BODY_BYTES_MAX: Final = 16 << 20
 """Maximum size of a JSON body."""
@@ -74,7 +76,7 @@ class Generation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class StreamSegment(Message, frozen=True):
     """The rows of one stream in one epoch, and the watermark after them."""
 
-    runs: tuple[RunRef, ...]
+    runs: Annotated[tuple[RunRef, ...], Meta(max_length=RUNS_PER_SEGMENT_MAX)]
     watermark_us: TimeUs = TIME_MIN_US
     """`TIME_MAX_US`: the stream has ended."""
 

@@ -16,15 +16,17 @@ import random
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from operator import attrgetter
 from typing import Final, TypeVar
 
 import polars as pl
 from msgspec.structs import replace
 
-from fordstone.epochs.untrusted import decode_untrusted
+from fordstone.epochs.untrusted import DecodeBudget, decode_untrusted
 from fordstone.errors import (
     DamagedError,
     HubAwayError,
@@ -79,6 +81,11 @@ FETCH_THREADS: Final = 4
 """Through the hub, the round trip costs time and not the bytes."""
 FETCH_THREADS_RUNS_MIN: Final = 8
 """Fewer runs are read without threads."""
+FETCH_AHEAD_RUNS: Final = 16
+FETCH_AHEAD_BYTES: Final = 64 << 20
+"""What is fetched and waits to be decoded; one larger run waits alone."""
+READ_DECODED_BYTES: Final = 256 << 20
+"""A read ends after the epoch with which its rows take this much."""
 EXAMPLE_NODES_MAX: Final = 50
 """Maximum number of nodes in whose newest epochs rows are looked for before the whole stream is listed."""
 EXAMPLE_EPOCHS_MAX: Final = 50
@@ -400,26 +407,44 @@ class StreamReader:
             if not left:
                 return refused
 
-    def blob(self, ref: RunRef, where: str, direct_url: str | None) -> bytes:
-        """The bytes of a run, checked; asks once.
+    def blob(self, node: str, epoch: int, ref: RunRef, direct_url: str | None) -> bytes:
+        """The bytes of a run of an epoch, checked; asks once. An epoch whose rows are damaged at the hub concerns its node only.
 
         Raises:
             HubAwayError: The hub does not answer.
-            SourceError: It does not have the run, or has other bytes.
+            RejectedEpochError: The run is damaged at the hub, or lost.
+            SourceError: The hub has removed the epoch since it was listed, or refuses.
         """
+        where = self._where(node, epoch)
         try:
             return self.client.read_blob(ref, direct_url)
         except HubRefusedError as error:
-            if error.code == "gone":
-                raise SourceError(f"{where}: its rows cannot be read. {error}") from error
-            if error.code != "not_found":
+            if error.code not in {"gone", "not_found"}:
                 raise self.refused(error) from error
-            raise SourceError(
-                f"{where}: the hub lists it, but its rows (blob {ref.digest[:12]}) are gone. If the hub has dropped them since, start "
-                "again, with a consumer name: the hub keeps what a named consumer has not read. Else restore the hub's blobs."
-            ) from error
+            if error.code == "not_found" and not self._is_listed(node, epoch, ref):
+                raise SourceError(
+                    f"{where}: the hub has removed it since it was listed, blob {ref.digest[:12]} and all. Start again, with a consumer name: "
+                    "the hub keeps what a named consumer has not read."
+                ) from error
+            problem = (
+                str(error) if error.code == "gone" else f"The hub lists blob {ref.digest[:12]}, and does not have it."
+            )
         except DamagedError as error:
-            raise SourceError(f"{where}: {error} Restore the hub's blobs from a copy.") from error
+            problem = str(error)
+        raise RejectedEpochError(
+            f"{where}: its rows are damaged at the hub, or lost. {problem} Restore the hub's blobs from a copy.",
+            node=node,
+            epoch=epoch,
+            reason=f"stream {self.stream}: damaged or lost at the hub: {problem}",
+        )
+
+    def _is_listed(self, node: str, epoch: int, ref: RunRef) -> bool:
+        """Whether the hub still has an epoch that names a run: it removes epochs before it removes blobs."""
+        one = self.epochs({node: EpochRange(after=epoch - 1, until=epoch)}).nodes.get(node, NodeEpochs())
+        return any(entry.epoch == epoch and ref in entry.runs for entry in one.epochs)
+
+    def _where(self, node: str, epoch: int) -> str:
+        return f"{self.title}, epoch {epoch} of node {node}"
 
     def quarantine(self, error: RejectedEpochError, consumer: str) -> QuarantineChange:
         """Report to the hub that an epoch of a node cannot be taken, so that no reader waits for the node; asks once."""
@@ -432,23 +457,53 @@ class StreamReader:
 
     def frames(
         self, entries: Sequence[StreamEpoch], schema: Schema, direct_url: str | None
-    ) -> Iterator[tuple[StreamEpoch, pl.DataFrame]]:
-        """The runs of epochs in order, each with the columns of `schema` and perhaps `ROW_WATERMARK`.
+    ) -> Iterator[tuple[StreamEpoch, list[pl.DataFrame]]]:
+        """The first of these epochs in order, each with its rows: the columns of `schema` and perhaps `ROW_WATERMARK`.
+
+        It ends after the epoch with which all rows take `READ_DECODED_BYTES`, so it gives at least one.
 
         Raises:
             RejectedEpochError: An epoch cannot be decoded, has other columns, or is too large. Else as `blob`.
         """
-        wanted = [(entry, run) for entry in entries for run in entry.runs]
+        taken = 0
+        # A run that is named several times is read once, and counts as often as it is named.
+        named = [(entry, Counter(entry.runs)) for entry in entries]
+        with closing(self._fetched([(entry, run) for entry, runs in named for run in runs], direct_url)) as fetched:
+            for entry, runs in named:
+                budget = DecodeBudget.of_epoch(runs)
+                frames = {
+                    run: self._frame(entry, run, next(fetched), schema, budget, times=times)
+                    for run, times in runs.items()
+                }
+                yield entry, [frames[run] for run in entry.runs]
+                taken += budget.taken
+                if taken >= READ_DECODED_BYTES:
+                    return
 
-        def read(one: tuple[StreamEpoch, RunRef]) -> pl.DataFrame:
-            return self._frame(*one, schema, direct_url)
-
+    def _fetched(
+        self, wanted: Sequence[tuple[StreamEpoch, RunRef]], direct_url: str | None
+    ) -> Generator[bytes, None, None]:
+        """The bytes of runs in order, some of them fetched ahead if there are many."""
         if len(wanted) < FETCH_THREADS_RUNS_MIN:
-            yield from ((one[0], read(one)) for one in wanted)
+            yield from (self.blob(entry.node, entry.epoch, run, direct_url) for entry, run in wanted)
             return
+        left, waiting = deque(wanted), deque[tuple[Future[bytes], int]]()
+        ahead_bytes = 0
         with ThreadPoolExecutor(FETCH_THREADS, "hub-blobs") as threads:
             try:
-                yield from zip((entry for entry, _ in wanted), threads.map(read, wanted), strict=True)
+                while left or waiting:
+                    while left and len(waiting) < FETCH_AHEAD_RUNS:
+                        entry, run = left[0]
+                        if waiting and ahead_bytes + run.size_bytes > FETCH_AHEAD_BYTES:
+                            break
+                        waiting.append(
+                            (threads.submit(self.blob, entry.node, entry.epoch, run, direct_url), run.size_bytes)
+                        )
+                        ahead_bytes += run.size_bytes
+                        left.popleft()
+                    future, size_bytes = waiting.popleft()
+                    ahead_bytes -= size_bytes
+                    yield future.result()
             finally:
                 threads.shutdown(wait=False, cancel_futures=True)  # after a failure the others are not needed
 
@@ -522,11 +577,15 @@ class StreamReader:
             raise HubAwayError(f"{self.title}: the hub responded for none of the nodes that were asked for.")
         return page
 
-    def _frame(self, entry: StreamEpoch, ref: RunRef, schema: Schema, direct_url: str | None) -> pl.DataFrame:
-        where = f"{self.title}, epoch {entry.epoch} of node {entry.node}"
-        data = self.blob(ref, where, direct_url)
+    def _frame(
+        self, entry: StreamEpoch, ref: RunRef, data: bytes, schema: Schema, budget: DecodeBudget, *, times: int
+    ) -> pl.DataFrame:
+        where = self._where(entry.node, entry.epoch)
+        columns = {**schema.polars, ROW_WATERMARK: pl.Int64()}
         try:
-            return decode_untrusted(data, ref, {**schema.polars, ROW_WATERMARK: pl.Int64()}, optional={ROW_WATERMARK})
+            before = budget.taken
+            frame = decode_untrusted(data, ref, columns, optional={ROW_WATERMARK}, budget=budget)
+            budget.take(ref, (times - 1) * (budget.taken - before))
         except RejectedRunError as error:
             raise RejectedEpochError(
                 f"{where}: {error} Do the node and the center run "
@@ -536,6 +595,7 @@ class StreamReader:
                 epoch=entry.epoch,
                 reason=f"stream {self.stream}: {error}",
             ) from error
+        return frame
 
 
 class Follower:

@@ -34,6 +34,7 @@ _SET_BITS_MIN: Final = 5
 _REGISTER_MAX: Final = 63
 _VALUE_SHIFT: Final = 26
 _TOLERANCE: Final = 1e-6
+_SLICE_ROWS: Final = 4096
 
 
 def partial_problem(frame: pl.DataFrame) -> str | None:
@@ -57,7 +58,10 @@ def partial_problem(frame: pl.DataFrame) -> str | None:
 def _distinct_problem(column: pl.Series, lg_k: int) -> str | None:
     if column.dtype != pl.Binary:
         return "sketches are bytes"
-    problems = (sketch_problem(data, lg_k) for data in column.drop_nulls().to_list())
+    # Each different one once: millions of rows of one sketch are a few bytes when they are compressed. In slices: objects of Python
+    # take several times as much as the column.
+    slices = column.drop_nulls().unique().to_frame().iter_slices(_SLICE_ROWS)
+    problems = (sketch_problem(data, lg_k) for each in slices for data in each.to_series().to_list())
     return next((problem for problem in problems if problem is not None), None)
 
 

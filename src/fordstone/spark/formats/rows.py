@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from fordstone.epochs.ipc import FILE_MAGIC
-from fordstone.epochs.untrusted import check_run, decode_untrusted
+from fordstone.epochs.untrusted import DecodeBudget, check_run, decode_untrusted
 from fordstone.errors import RejectedRunError, SchemaError
 from fordstone.state.base import RunRef
 
@@ -110,7 +110,14 @@ def stored_columns(data: bytes, ref: RunRef) -> pa.Schema:
 
 
 def decode_rows(
-    data: bytes, ref: RunRef, target: pa.Schema, *, where: str, constants: Mapping[str, pa.Scalar], advice: str = ""
+    data: bytes,
+    ref: RunRef,
+    target: pa.Schema,
+    *,
+    where: str,
+    constants: Mapping[str, pa.Scalar],
+    advice: str = "",
+    budget: DecodeBudget | None = None,
 ) -> RunRows:
     """The rows of a run, of which only the columns of the target are decoded.
 
@@ -127,7 +134,7 @@ def decode_rows(
                 f"{where} has no column {', '.join(map(repr, missing))}; it has {', '.join(there)}. "
                 f"Read it with a schema of columns that all epochs have: .schema(...). {advice}".rstrip()
             )
-        frame = decode_untrusted(data, ref, dict.fromkeys(wanted or there[:1]))
+        frame = decode_untrusted(data, ref, dict.fromkeys(wanted or there[:1]), budget=budget)
     except RejectedRunError as error:
         raise RejectedRunError(f"{where}: {error}") from error
     return RunRows(frame=frame, where=where, constants=constants, advice=advice)

@@ -14,7 +14,7 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -31,6 +31,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from fordstone.connectors.base import system_clock_us
+from fordstone.epochs.untrusted import DecodeBudget
 from fordstone.errors import (
     HubAwayError,
     NodeQuarantinedError,
@@ -393,7 +394,12 @@ class HubSource(DataSource):
                 '.schema("device string, temp double").'
             )
         entry, blobs = example
-        columns = spark_columns(stored_columns(reader.blob(entry.runs[-1], reader.title, blobs), entry.runs[-1]))
+        run = entry.runs[-1]
+        try:
+            data = reader.retry(lambda: reader.blob(entry.node, entry.epoch, run, blobs))
+            columns = spark_columns(stored_columns(data, run))
+        except (RejectedRunError, RejectedEpochError) as error:
+            raise _quarantined(setting, reader, entry.node, entry.epoch, error) from error
         if not setting.metadata:
             return columns
         check_metadata(columns, METADATA)
@@ -426,8 +432,7 @@ class HubBatchReader(DataSourceReader):
         reader = self._setting.reader()
         for node, wanted in partition.ranges:
             found = reader.epochs_between({node: wanted})
-            reads = ((read, blobs) for entry, blobs in found for read in reads_of([entry]))
-            yield from _rows(self._setting, self._schema, reads)
+            yield from _rows(self._setting, self._schema, ((reads_of([entry]), blobs) for entry, blobs in found))
 
 
 class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -485,7 +490,8 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, RunShare):
             raise TypeError(f"{partition!r} is not a share of a batch")
-        yield from _rows(self._setting, self._schema, ((read, partition.blobs) for read in partition.reads))
+        epochs = groupby(partition.reads, key=lambda read: read[:2])
+        yield from _rows(self._setting, self._schema, ((list(reads), partition.blobs) for _, reads in epochs))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Report to the hub, if the query has a consumer name, that it will never ask for these epochs again."""
@@ -566,14 +572,16 @@ def _tasks(setting: StreamSetting, size_bytes: int) -> int:
 
 
 def _quarantined(
-    setting: StreamSetting, reader: StreamReader, node: str, epoch: int, error: RejectedRunError
+    setting: StreamSetting, reader: StreamReader, node: str, epoch: int, error: RejectedRunError | RejectedEpochError
 ) -> NodeQuarantinedError:
     """Put a node into quarantine, as a center does, and return the error to fail with.
 
     A batch job that is started again goes on without the node. A stream does not: Spark has fixed what its batch reads, and would take
     the epoch for read.
     """
-    rejected = RejectedEpochError(str(error), node=node, epoch=epoch, reason=f"stream {setting.stream}: {error}")
+    rejected = error
+    if not isinstance(rejected, RejectedEpochError):
+        rejected = RejectedEpochError(str(error), node=node, epoch=epoch, reason=f"stream {setting.stream}: {error}")
     reader.retry(lambda: reader.quarantine(rejected, setting.consumer or f"format-{HUB_FORMAT}"))
     return NodeQuarantinedError(
         f"{error} The node is in quarantine at the hub from this epoch on. A batch job that is started again goes on without it; a "
@@ -582,26 +590,31 @@ def _quarantined(
 
 
 def _rows(
-    setting: StreamSetting, schema: StructType, reads: Iterable[tuple[Read, str | None]]
+    setting: StreamSetting, schema: StructType, epochs: Iterable[tuple[Sequence[Read], str | None]]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of runs, each with where blobs can be read directly."""
+    """The rows of runs, those of an epoch together, with where blobs can be read directly."""
     reader, target = setting.reader(), arrow_columns(schema)
 
     def fetched() -> Iterator[RunRows]:
-        for (node, epoch, run), blobs in reads:
-            where = f"epoch {epoch} of node {node} in stream {setting.stream}"
-            constants = {NODE: pa.scalar(node), EPOCH: pa.scalar(epoch)} if setting.metadata else {}
-            data = reader.retry(lambda: reader.blob(run, where, blobs))  # noqa: B023 - called at once
-            # If columns do not fit, the query may be wrong: the node is not put into quarantine for all readers.
-            which = f"{node} --pipeline {setting.pipeline}"
-            advice = (
-                f"If the node sends what it should not: `fordstone hub quarantine {which} --epoch {epoch}`, then `fordstone hub skip {which} "
-                f"--until {epoch}`."
-            )
-            try:
-                rows = decode_rows(data, run, target, where=where, constants=constants, advice=advice)
-            except RejectedRunError as error:
-                raise _quarantined(setting, reader, node, epoch, error) from error
-            yield rows
+        for reads, blobs in epochs:
+            budget = DecodeBudget.of_epoch(run for _, _, run in reads)
+            for read in reads:
+                yield fetched_run(read, blobs, budget)
+
+    def fetched_run(read: Read, blobs: str | None, budget: DecodeBudget) -> RunRows:
+        node, epoch, run = read
+        where = f"epoch {epoch} of node {node} in stream {setting.stream}"
+        constants = {NODE: pa.scalar(node), EPOCH: pa.scalar(epoch)} if setting.metadata else {}
+        # If columns do not fit, the query may be wrong: the node is not put into quarantine for all readers.
+        which = f"{node} --pipeline {setting.pipeline}"
+        advice = (
+            f"If the node sends what it should not: `fordstone hub quarantine {which} --epoch {epoch}`, then `fordstone hub skip {which} "
+            f"--until {epoch}`."
+        )
+        try:
+            data = reader.retry(lambda: reader.blob(node, epoch, run, blobs))
+            return decode_rows(data, run, target, where=where, constants=constants, advice=advice, budget=budget)
+        except (RejectedRunError, RejectedEpochError) as error:
+            raise _quarantined(setting, reader, node, epoch, error) from error
 
     yield from record_batches(fetched(), target)

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from fordstone.epochs.manifest import Manifest, StateRuns
-from fordstone.epochs.untrusted import decode_untrusted, decode_untrusted_manifest
+from fordstone.epochs.untrusted import DecodeBudget, decode_untrusted, decode_untrusted_manifest
 from fordstone.errors import ConfigError, PlanMismatchError, SchemaError, SourceError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient, client_of, retry
@@ -161,7 +161,8 @@ class StateReader(DataSourceReader):
         def rows() -> Iterator[RunRows]:
             stored = ((retry(lambda run=run: client.read_blob(run)), run) for run in runs.runs)  # type: ignore[misc]
             if partition.tabular:
-                table = self._table([decode_untrusted(*one) for one in stored], runs)
+                budget = DecodeBudget.of_state(runs.runs)
+                table = self._table([decode_untrusted(*one, budget=budget) for one in stored], runs)
                 yield RunRows(frame=table, where=where, constants=constants)
                 return
             for data, run in stored:
