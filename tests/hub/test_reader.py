@@ -182,7 +182,7 @@ def test_followers_of_a_hub_that_is_away_do_not_all_ask_at_the_same_times():
         hub.away = False
         follower.step()
         hub.away = True
-        assert follower.step() == waits[-1][0], "an answer begins it anew"
+        assert follower.step() == waits[-1][0], "an answer begins it again"
     assert waits[1] == [0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 15.0, 15.0]
     assert waits[0] == [wait_s * (1 - BACK_OFF.jitter) for wait_s in waits[1]]
 
