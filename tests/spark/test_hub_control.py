@@ -16,7 +16,7 @@ from tests.spark.hub_nodes import HubNode
 from tests.spark.test_hub_rows import NESTED
 
 from fordstone.epochs.run_file import decode_run
-from fordstone.errors import FencedError, SchemaError
+from fordstone.errors import FencedError, SchemaError, SinkError
 from fordstone.hub.client import publisher
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
@@ -184,10 +184,21 @@ def test_a_commit_that_comes_again_after_an_abort_publishes_nothing_more(hub):
     ]
     writer.commit([*messages, None], 7)
     writer.abort([*messages, None], 7)
-    computed_again = [writer.write(iter([batch(("x", 1.5), ("y", 2.0))]))]
-    writer.commit([*computed_again], 7)
+    in_another_order = [writer.write(iter([batch(("y", 2.0), ("x", 1.0))]))]
+    writer.commit([*in_another_order], 7)
     (version,) = versions(hub, "again")
     assert rows(hub, version) == [("x", 1.0, "upsert"), ("y", 2.0, "upsert")]
+
+
+def test_a_newest_batch_that_was_planned_again_with_more_rows_loses_none_and_an_older_one_is_an_error(hub):
+    writer = ControlStreamWriter(setting_of(hub, "more", owner="q"), _struct(), replace=False)
+    writer.commit([writer.write(iter([batch(("x", 1.0))]))], 6)
+    writer.commit([writer.write(iter([batch(("x", 2.0))]))], 7)
+    writer.commit([writer.write(iter([batch(("x", 2.0), ("y", 2.0))]))], 7)
+    assert rows(hub, versions(hub, "more")[-1]) == [("x", 2.0, "upsert"), ("y", 2.0, "upsert")]
+    with pytest.raises(SinkError, match=r"(?s)batches up to 7 followed.*Bring the newer checkpoint location back"):
+        writer.commit([writer.write(iter([batch(("z", 3.0))]))], 6)
+    assert len(versions(hub, "more")) == 3
 
 
 def test_an_owner_that_another_has_followed_is_shut_out(hub):
