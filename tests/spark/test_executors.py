@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,8 +47,7 @@ def probe_of(directory: Path) -> Probe:
 
 
 def test_a_process_that_does_not_see_the_checkpoint_location_touches_no_state(tmp_path: Path) -> None:
-    probe = pickle.loads(pickle.dumps(probe_of(tmp_path)))
-    setting = QuerySetting(plan_json=b"", shards=1, probe=probe)
+    setting = QuerySetting(plan_json=b"", shards=1, probe=probe_of(tmp_path))
     (tmp_path / "query.json").write_text("another")
     with pytest.raises(ConfigError, match=r"do not see .*query\.json(.|\n)*Give --state a directory that all machines"):
         stream_host(setting, 0)
