@@ -43,15 +43,15 @@ class Recorded(Tally):
 class RecordedFleets(FleetTally):
     """A tally of fleets that the test's report carries."""
 
-    __slots__ = ("counts",)
+    __slots__ = ("recorded",)
 
-    def __init__(self, counts: dict[str, int]) -> None:
+    def __init__(self, recorded: dict[str, int]) -> None:
         super().__init__()
-        self.counts = counts
+        self.recorded = recorded
 
     def add(self, other: FleetTally) -> None:
         super().add(other)
-        self.counts.update({name: getattr(self, name) for name in FleetTally.__slots__})
+        self.recorded.update(self.counts())
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from tests.simulation.fleet_scenario import (
     node_name,
     reading,
 )
-from tests.simulation.fleet_tally import FleetTally
+from tests.simulation.fleet_tally import Fault, FleetTally
 from tests.simulation.fleet_tap import TAP, Publisher, Tap
 from tests.simulation.rows import SimulationError
 from tests.simulation.simulator import SimClock
@@ -78,12 +78,12 @@ class Fleet:
         self.rng = rng = Random(scenario.seed ^ 0xF1EE7)
         self.clock = SimClock()
         self.clock.now_us = ROWS_BEGIN_US
-        self.ledger = Ledger(lags=scenario.pushes or scenario.controls)
+        self.tally = FleetTally(fleets=1)
+        self.ledger = Ledger(lags=scenario.pushes or scenario.controls, faults=self.tally.faults)
         self.hub_clock = MachineClock(self.clock)
         self.hub_clock.set_us = scenario.hub_skew_us
-        self.hub = FleetHub(self.hub_clock.wall_us, rng)
+        self.hub = FleetHub(self.hub_clock.wall_us, rng, self.ledger.faults, wal_pages=scenario.wal_pages)
         self.network = Network(self.hub, self.ledger, rng, lost=scenario.lost)
-        self.tally = FleetTally(fleets=1)
         self.sinks = {name: MemorySink() for name in SINKS}
         halves = split(build_plan(scenario, MemorySource([]), self.sinks))
         assert halves.edge is not None
@@ -103,6 +103,8 @@ class Fleet:
             )
         self._taken_over: set[str] = set()
         self._idle = 0
+        self._crashes = 0
+        """How many were planned."""
 
     def _node(self, number: int, edge: Plan) -> Node:
         rows = self.scenario.nodes[number]
@@ -178,7 +180,9 @@ class Fleet:
         if center is not None and center.state == "off" and self.rng.random() < 0.1 and self._may_begin():
             try:
                 center.start()
-            except (PowerCut, StorageError):
+            except PowerCut:
+                center.crash(midway=True)
+            except StorageError:
                 # What its last epoch published is published again first: without the hub it cannot begin.
                 center.crash()
 
@@ -190,7 +194,7 @@ class Fleet:
         try:
             machine.start(bounded=node.all_fed)
         except PowerCut:
-            machine.crash()
+            machine.crash(midway=True)
         except (StorageError, HubAwayError):
             # A machine without anything needs the hub, which is away, or goes away in the middle.
             machine.crash()
@@ -214,13 +218,13 @@ class Fleet:
 
     def _disturb(self) -> None:
         rng, scenario = self.rng, self.scenario
-        if rng.random() < scenario.crash_rate and self.tally.crashes < scenario.crashes_max:
+        if rng.random() < scenario.crash_rate and self._crashes < scenario.crashes_max:
             self._crash_something()
         if not self.hub.up and rng.random() < 0.08:
             self._restart_hub()
         if rng.random() < scenario.jump_rate:
             hours = rng.choice((1, 2, 12))
-            self.tally.hours_jumped += hours
+            self.tally.faults[Fault.HOURS_JUMPED] += hours
             self.clock.now_us += hours * HOUR_US
         if rng.random() < scenario.set_rate:
             self._set_a_clock()
@@ -231,7 +235,6 @@ class Fleet:
                 host.wire.cut_off = rng.random() > 0.03
             elif rng.random() < scenario.cut_rate:
                 host.wire.cut_off = True
-                self.tally.cut_off += 1
         if self.network.late and rng.random() < 0.15:
             self.network.deliver()
         if self.hub.up and rng.random() < 0.03:
@@ -245,13 +248,15 @@ class Fleet:
 
     def _set_a_clock(self) -> None:
         """Somebody sets a clock, or it jumps: to any time between the first rows and a day from now."""
-        self.tally.clocks_set += 1
         clock = self.rng.choice([self.hub_clock, *(host.clock for host in self._hosts())])
         passed_us = self.clock.now_us - ROWS_BEGIN_US
+        before_us = clock.set_us
         clock.set_us = self.rng.choice((0, -passed_us, -self.rng.randint(0, passed_us), HOUR_US, 24 * HOUR_US))
+        if clock.set_us != before_us:
+            self.tally.faults[Fault.CLOCK_FORWARD if clock.set_us > before_us else Fault.CLOCK_BACK] += 1
 
     def _crash_something(self) -> None:
-        self.tally.crashes += 1
+        self._crashes += 1
         running = [host for host in self._hosts() if host.state == "running"]
         place = self.rng.randrange(len(running) + 2)
         if place < len(running):
@@ -262,14 +267,15 @@ class Fleet:
         elif place == len(running):
             self.tap.crash()
         elif self.hub.up:
-            self.tally.hub_crashes += 1
             match self.rng.randrange(3):
                 case 0:
+                    self.tally.faults[Fault.HUB_KILLED] += 1
                     self.hub.crash()
                 case 1:
                     self.hub.crash_at = self.rng.choice(HUB_FAILPOINTS)
                 case _:
-                    self.hub.files.cut_after = self.rng.randrange(12)
+                    # Also far enough to meet the copy of the write-ahead log into the file.
+                    self.hub.files.cut_after = self.rng.randrange(self.rng.choice((12, 150)))
 
     def _restart_hub(self) -> None:
         self.hub.restart()
@@ -305,10 +311,12 @@ class Fleet:
         epoch, digest, _ = self.rng.choice(entries)
         known = self.ledger.sent[node.name, epoch, digest][1]
         generation = head.generation
-        match self.rng.randrange(3):
-            case 0:
-                strange = msgspec.structs.replace(known, created_us=known.created_us + 1)
-            case 1:
+        fault = self.rng.choice((Fault.STRAY_CHANGED, Fault.STRAY_GAP, Fault.STRAY_OLD))
+        match fault:
+            case Fault.STRAY_CHANGED:
+                # Without `sealed_as`, which stands for the digest of an entry that was sealed by an earlier version.
+                strange = msgspec.structs.replace(known, created_us=known.created_us + 1, sealed_as=None)
+            case Fault.STRAY_GAP:
                 strange = msgspec.structs.replace(known, epoch=head.epoch + 2, streams={})
             case _:
                 strange = msgspec.structs.replace(known, epoch=head.epoch + 1, streams={})
@@ -317,6 +325,7 @@ class Fleet:
             # Not through the network: what comes late may have become right.
             self.hub.commit(PIPELINE, node.name, Commit(generation=generation, epochs=(strange,)))
         except Rejection:
+            self.tally.faults[fault] += 1
             return
         except HubCrashedError:
             self.hub.crash()
@@ -330,7 +339,7 @@ class Fleet:
         if (found.epoch if found is not None else 0) != self.hub.head(PIPELINE, node.name).epoch:
             return
         self._taken_over.add(node.name)
-        self.tally.takeovers += 1
+        self.tally.faults[Fault.TAKE_OVER] += 1
         self._add_machine(node, take_over=True)
 
     # Calm.
@@ -372,8 +381,9 @@ class Fleet:
         judge_tap(self.scenario, self.tap, self.ledger)
         if self.center is not None:
             judge_center(self.scenario, self.sinks)
-        self.tally.requests, self.tally.requests_failed = self.network.asked, self.network.failed
+        self.tally.requests = self.network.asked
         self.tally.control_versions = len(self.ledger.versions)
+        self.tally.faults[Fault.DISK_FULL] += sum(host.disk.failures for host in self._hosts())
 
     def _collect_all(self) -> None:
         """In the end, all that nobody needs goes, and nothing else. What came while the hub's clock was ahead may stay a day longer."""

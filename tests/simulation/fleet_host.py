@@ -14,6 +14,7 @@ from typing import Final, Literal
 from tests.simulation.fleet_ledger import Ledger
 from tests.simulation.fleet_network import Wire
 from tests.simulation.fleet_scenario import PIPELINE, FleetScenario
+from tests.simulation.fleet_tally import Fault
 from tests.simulation.rows import SimulationError
 from tests.simulation.simulator import NoDeadLetters, SimClock
 
@@ -78,15 +79,23 @@ class Host(ABC):
             opener=opener,
         )
 
-    def crash(self) -> None:
-        """Lose the process, and perhaps the power."""
-        if self.rng.random() < 0.5:
+    def crash(self, *, midway: bool = False) -> None:
+        """Lose the process, and perhaps the power. `midway`: in the middle of a change of the disk."""
+        power = self.rng.random() < 0.5
+        self.ledger.faults[Fault.ENDED_MIDWAY if midway else Fault.POWER_CUT if power else Fault.KILLED] += 1
+        if power:
             self.disk.crash(self.rng)
         else:
             self.disk.kill()
         self.engine, self.steps = None, []
         if self.state == "running":
             self.state = "off"
+
+    def shut_out(self) -> None:
+        """Stop for good: another has the right to commit."""
+        self.ledger.faults[Fault.SHUT_OUT] += 1
+        self.crash()
+        self.state = "dead"
 
     @abstractmethod
     def after_step(self) -> None:
@@ -126,16 +135,14 @@ def step(host: Host, work: Step) -> bool:
         did = work()
         host.after_step()
     except PowerCut:
-        host.crash()
+        host.crash(midway=True)
         return True
     except FencedError:
-        host.crash()
-        host.state = "dead"
+        host.shut_out()
         return True
     except HubRefusedError as error:
         if error.code != "held":
             raise
-        host.crash()
-        host.state = "dead"
+        host.shut_out()
         return True
     return did

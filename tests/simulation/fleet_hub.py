@@ -11,12 +11,15 @@ import hashlib
 import io
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 from typing import IO, Any, Final
+from unittest.mock import patch
 
 import msgspec
+from tests.simulation.fleet_tally import Fault
 from tests.simulation.lossy_sqlite import LossyFiles
 from tests.simulation.rows import SimulationError
 
@@ -38,9 +41,10 @@ from fordstone.hub.messages import (
     StreamNodes,
 )
 from fordstone.hub.server.handlers import check_commit, decoded
-from fordstone.hub.store import commits, controls
+from fordstone.hub.store import commits, controls, sqlite
 from fordstone.hub.store.blobs import BlobLocks, BlobStore, Upload
 from fordstone.hub.store.log import HubLog
+from fordstone.hub.store.log_schema import WAL_PAGES
 from fordstone.hub.store.retention import Keeping, Retention
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.state.base import RunRef
@@ -116,16 +120,17 @@ class MemoryBlobs(BlobStore):
         """Uploads here are small."""
         return Path(tempfile.gettempdir())
 
-    def crash(self, rng: Random) -> None:
-        """Keep what is durable; the rest is there or not."""
-        for digest in self._unsynced:
-            if rng.getrandbits(1):
-                del self._there[digest]
+    def crash(self, rng: Random) -> int:
+        """Keep what is durable; the rest is there or not. Return how many blobs are gone."""
+        lost = [digest for digest in self._unsynced if rng.getrandbits(1)]
+        for digest in lost:
+            del self._there[digest]
         for digest in self._removed:
             if rng.getrandbits(1):
                 self._there.setdefault(digest, self._removed[digest])
         self._unsynced.clear()
         self._removed.clear()
+        return len(lost)
 
     def _settle(self, digest: str) -> None:
         self._unsynced.pop(digest, None)
@@ -135,31 +140,42 @@ class MemoryBlobs(BlobStore):
 class FleetHub:
     """Each call either gives its answer, or raises `Rejection` or `HubCrashedError`. One thread."""
 
-    def __init__(self, clock_us: Callable[[], int], rng: Random) -> None:
+    def __init__(
+        self, clock_us: Callable[[], int], rng: Random, faults: Counter[str], *, wal_pages: int = WAL_PAGES
+    ) -> None:
+        """`wal_pages`: of how many pages in the write-ahead log on they are copied into the log's file."""
         self._folder = Path(tempfile.mkdtemp(prefix="fordstone-fleet-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
         self._path = self._folder / "log.sqlite"
         self._clock_us = clock_us
         self._rng = rng
+        self._faults = faults
+        self._wal_pages = wal_pages
         self.crash_at: str | None = None
         """The failpoint at which it dies next."""
         self.up = True
         self.blobs = MemoryBlobs(self.hit)
-        self.files = LossyFiles(lambda: HubCrashedError("in a write of the log"))
+        self.files = LossyFiles(self._power_cut)
         self._open()
 
     def hit(self, name: str) -> None:
         """Die here if it is time."""
         if name == self.crash_at:
             self.crash_at = None
+            self._faults[Fault.HUB_FAILPOINT] += 1
             raise HubCrashedError(name)
+
+    def _power_cut(self) -> HubCrashedError:
+        self._faults[Fault.HUB_POWER_CUT] += 1
+        return HubCrashedError("in a write of the log")
 
     def crash(self) -> None:
         """Lose what is not durable. It stays down until `restart`."""
         self.up = False
         self.files.power_off()
         self.log.close()
-        self.files.power_on(self._rng)
-        self.blobs.crash(self._rng)
+        for name in self.files.power_on(self._rng):
+            self._faults[Fault.HUB_WAL_UNSYNCED if name.endswith("-wal") else Fault.HUB_FILE_UNSYNCED] += 1
+        self._faults[Fault.BLOB_TAKEN_BACK] += self.blobs.crash(self._rng)
 
     def restart(self) -> None:
         """Come up again."""
@@ -175,7 +191,8 @@ class FleetHub:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _open(self) -> None:
-        store = SqliteStore(self._path, open_file=self.files.connect)  # type: ignore[arg-type]  # what the log uses of it
+        with patch.object(sqlite, "WAL_PAGES", self._wal_pages):
+            store = SqliteStore(self._path, open_file=self.files.connect)  # type: ignore[arg-type]  # what the log uses of it
         self.log = HubLog(store, clock_us=self._clock_us, failpoints=self)
         self._locks = BlobLocks()
         self.retention = Retention(self.log, self.blobs, self._locks, keeping=Keeping(), failpoints=self)

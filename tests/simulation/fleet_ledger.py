@@ -7,6 +7,7 @@ was at the barrier before them.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
@@ -55,6 +56,8 @@ class Ledger:
     versions: dict[int, ControlVersion] = field(default_factory=dict)
     tables: dict[int, dict[int, int]] = field(default_factory=lambda: {0: {}})
     """By version: what the control table says."""
+    faults: Counter[str] = field(default_factory=Counter)
+    """By `Fault`: what has happened."""
 
     # Machines.
 

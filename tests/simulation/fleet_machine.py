@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from tests.simulation.fleet_host import KEEP, Host, Step
 from tests.simulation.fleet_scenario import CONTROL, PIPELINE, FleetScenario
+from tests.simulation.fleet_tally import Fault
 from tests.simulation.rows import Row, SimulationError
 
 from fordstone.connectors.control import PARTITION, ControlSource
@@ -77,9 +78,9 @@ class Machine(Host):
             self.steps += [one.step for one in engine.steppables()]
             self.steps += [self._fetching(fetcher) for fetcher in self._fetchers(engine)]
 
-    def crash(self) -> None:
+    def crash(self, *, midway: bool = False) -> None:
         """As any host, and perhaps the newest checkpoint is damaged then."""
-        super().crash()
+        super().crash(midway=midway)
         store = self.store()
         epochs = store.epochs()
         if not self.scenario.damages or self.name in self.ledger.again or len(epochs) < KEEP:
@@ -97,6 +98,7 @@ class Machine(Host):
         data = bytearray(self.disk.read(path))
         data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
         self.disk.damage(path, bytes(data))
+        self.ledger.faults[Fault.DAMAGED] += 1
 
     def stop(self) -> None:
         """Finish the epoch, even if the outbox is full."""

@@ -13,6 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tests.simulation.fleet_hub import FleetHub, HubCrashedError
+from tests.simulation.fleet_tally import Fault
 
 from fordstone.errors import DamagedError, HubAwayError, HubRefusedError
 from fordstone.hub.client.client import HubClient
@@ -52,32 +53,36 @@ class Network:
         self.hub = hub
         self.ledger = ledger
         self.lost = lost
-        self.late: list[Callable[[], object]] = []
+        self.late: list[tuple[Callable[[], object], Fault]] = []
         """Requests that are still under way."""
         self.asked = 0
-        self.failed = 0
         self._rng = rng
+        self._faults = ledger.faults
 
     def ask(self, work: Callable[[], T], *, changes: bool) -> T:
         """Carry a request there and its answer back. `changes`: it leaves something at the hub, so that it matters when it comes."""
         self.asked += 1
         fate = self._rng.random() if self.lost else 1.0
         if not self.hub.up or fate < self.lost / 3:
-            raise self._away("the request was lost")
+            if self.hub.up:
+                self._faults[Fault.REQUEST_LOST] += 1
+            raise HubAwayError("the request was lost.")
         if changes and fate < self.lost * 2 / 3 and len(self.late) < LATE_MAX:
-            self.late.append(work)
-            raise self._away("the request is late")
+            self.late.append((work, Fault.REQUEST_LATE))
+            raise HubAwayError("the request is late.")
         answer = self._carry_out(work)
         if fate < self.lost:
-            raise self._away("the answer was lost")
+            self._faults[Fault.ANSWER_LOST] += 1
+            raise HubAwayError("the answer was lost.")
         if changes and fate < self.lost * 1.3 and len(self.late) < LATE_MAX:
-            self.late.append(work)
+            self.late.append((work, Fault.REQUEST_TWICE))
         return answer
 
     def deliver(self) -> None:
         """Let a late request come in, any of them, perhaps not for the last time. Nobody waits for its answer."""
-        work = self.late.pop(self._rng.randrange(len(self.late)))
+        work, fault = self.late.pop(self._rng.randrange(len(self.late)))
         if self.hub.up:
+            self._faults[fault] += 1
             try:
                 self._carry_out(work)
             except (HubRefusedError, HubAwayError):
@@ -88,17 +93,13 @@ class Network:
             return work()
         except Rejection as refused:
             if refused.status >= 500:
-                raise self._away(str(refused)) from refused
+                raise HubAwayError(str(refused)) from refused
             raise HubRefusedError(
                 f"refused: {refused}", status=refused.status, code=refused.refusal.error, refusal=refused.refusal
             ) from refused
         except HubCrashedError:
             self.hub.crash()
-            raise self._away("the hub crashed") from None
-
-    def _away(self, what: str) -> HubAwayError:
-        self.failed += 1
-        return HubAwayError(f"{what}.")
+            raise HubAwayError("the hub crashed.") from None
 
 
 class Wire(HubClient):
@@ -116,6 +117,7 @@ class Wire(HubClient):
 
     def _through(self, work: Callable[[], T], *, changes: bool = False) -> T:
         if self.cut_off:
+            self._network.ledger.faults[Fault.CUT_OFF] += 1
             raise HubAwayError("cut off.")
         return self._network.ask(work, changes=changes)
 

@@ -72,6 +72,8 @@ class FleetScenario:
     """Bounds that are rarely reached are small: ranges, files of control tables, what the hub remembers."""
     hub_skew_us: int
     """How far the hub's clock is ahead of the nodes'."""
+    wal_pages: int = 4_000
+    """After how many pages the hub's write-ahead log is copied into its file."""
     set_rate: float = 0.0
     """How often somebody sets the clock of a machine or of the hub, forward or back."""
     feed_max: int = 3
@@ -119,6 +121,7 @@ class FleetScenario:
             small=rng.random() < 0.5,
             hub_skew_us=rng.choice((0, 0, 24, -2)) * HOUR_US,
             set_rate=rng.choice((0.0, 0.02)),
+            wal_pages=rng.choice((8, 8, 4_000)),
         )
 
     @classmethod

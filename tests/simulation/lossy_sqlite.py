@@ -60,9 +60,10 @@ class LossyFiles:
         with self._mutex:
             self._off = True
 
-    def power_on(self, rng: Random) -> None:
-        """Leave in each file what the power cut has left of it. No connection is open."""
+    def power_on(self, rng: Random) -> list[str]:
+        """Leave in each file what the power cut has left of it. No connection is open. Return the files that were not synced."""
         with self._mutex:
+            unsynced = [name for name, file in sorted(self._files.items()) if file.changes]
             for name, file in sorted(self._files.items()):
                 path = Path(name)
                 if not file.named and rng.getrandbits(1):
@@ -77,6 +78,7 @@ class LossyFiles:
             self._files.clear()
             self._removed.clear()
             self._off, self.cut_after = False, None
+            return unsynced
 
     def close(self) -> None:
         self._vfs.unregister()

@@ -10,7 +10,7 @@ from tests.simulation import fleet as fleet_module
 from tests.simulation.fleet import simulate_fleet
 from tests.simulation.fleet_judge import judge_center, judge_tap
 from tests.simulation.fleet_scenario import FleetScenario
-from tests.simulation.fleet_tally import FleetTally
+from tests.simulation.fleet_tally import Fault, FleetTally
 from tests.simulation.rows import SimulationError
 
 
@@ -25,7 +25,14 @@ def test_a_seed_gives_the_same_run_every_time():
     hard = replace(drawn, lost=0.2, crash_rate=0.02, crashes_max=6, takes_over=True, hub_state=True)
     tallies = [simulate_fleet(hard) for _ in range(2)]
     assert tallies[0] == tallies[1]
-    assert tallies[0].crashes > 0
+    assert tallies[0].faults.total() > 50
+
+
+@pytest.mark.slow
+def test_every_kind_of_fault_happens_in_a_block_of_fleets(fleet_tally: FleetTally):
+    for seed in range(43_000, 43_040):
+        fleet_tally.add(simulate_fleet(FleetScenario.of(seed)))
+    assert [fault for fault in Fault if not fleet_tally.faults[fault]] == []
 
 
 @pytest.mark.slow
@@ -37,8 +44,8 @@ def test_what_was_folded_after_days_offline_is_the_same_stream(offline: str, fle
         fleet_tally.add(
             simulate_fleet(replace(drawn, cut_rate=cut_rate, jump_rate=0.02, crash_rate=0.01, crashes_max=3))
         )
-    assert fleet_tally.hours_jumped >= 24
-    assert (fleet_tally.cut_off > 0) == (offline == "cut_off")
+    assert fleet_tally.faults[Fault.HOURS_JUMPED] >= 24
+    assert (fleet_tally.faults[Fault.CUT_OFF] > 0) == (offline == "cut_off")
 
 
 @pytest.mark.slow
@@ -46,7 +53,7 @@ def test_a_machine_that_takes_over_goes_on_exactly_and_the_old_machine_is_shut_o
     for seed in range(41_000, 41_010):
         drawn = FleetScenario.of(seed)
         fleet_tally.add(simulate_fleet(replace(drawn, takes_over=True, hub_state=True, chaos_steps=600, cut_rate=0.01)))
-    assert fleet_tally.takeovers > 5
+    assert fleet_tally.faults[Fault.TAKE_OVER] > 5
 
 
 @pytest.mark.slow
