@@ -35,6 +35,8 @@ class SealedEpoch(msgspec.Struct, frozen=True):
     ended: bool
     watermark_us: int
     """How far time had come in the partition that is furthest too_low."""
+    now_us: int = 0
+    """The time for operators when it ended."""
     midway: tuple[int, ...] = ()
     """The versions that were taken at barriers within it: those of attempts that were given up."""
 
@@ -68,8 +70,14 @@ class Ledger:
         version = max((part.position for part in control.partitions.values()), default=0) if control else 0
         stages = control.stages if control else ()
         midway = tuple(part.position for stage in stages for part in stage.values())
-        new = SealedEpoch(runs, version, cut.ended, _watermark_us(cut), midway)
-        known = self.sealed.setdefault(machine, {}).setdefault(cut.epoch, new)
+        new = SealedEpoch(runs, version, cut.ended, _watermark_us(cut), cut.now_us, midway)
+        epochs = self.sealed.setdefault(machine, {})
+        known = epochs.setdefault(cut.epoch, new)
+        before = epochs.get(cut.epoch - 1)
+        if before is not None and new.now_us < before.now_us:
+            raise SimulationError(
+                f"{machine}: the operators' clock went back in epoch {cut.epoch}, from {before.now_us} to {new.now_us}"
+            )
         if known != new and machine in self.again:
             self.again[machine].append(new)
         elif known != new:

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import polars as pl
 from tests.simulation.sink_files import OUTPUT
 
+from fordstone.edge.engine import coordinator, source_task
 from fordstone.edge.engine.channel import Channel
 from fordstone.edge.engine.gate import Gate, InFlight
 from fordstone.edge.engine.source_task import SourceTask
@@ -226,6 +227,18 @@ def late_by_the_step_alone() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def operators_go_by_the_machines_clock() -> Iterator[None]:
+    """The clock of operators goes back when somebody sets the machine's."""
+
+    def wall(wall_us: int, *, before_us: int, elapsed_us: int) -> int:
+        del before_us, elapsed_us
+        return wall_us
+
+    with patch.object(coordinator, "pipeline_clock_us", wall), patch.object(source_task, "pipeline_clock_us", wall):
+        yield
+
+
 MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -242,5 +255,6 @@ MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         release_before_the_seal,
         late_below_the_watermark,
         late_by_the_step_alone,
+        operators_go_by_the_machines_clock,
     )
 }

@@ -44,6 +44,7 @@ YEAR_US: Final = 365 * 24 * 3600 * 1_000_000
 JUMP_RATE: Final = 0.01
 """How often the machine's clock is set, so that rows come within what is believed (rule 7)."""
 JUMP_MAX_US: Final = 4_000_000
+JUMP_BACK_MAX_US: Final = 12_000_000
 FAILURES_MAX: Final = 8
 FAILURES_AT_THE_END: Final = 0.05
 """How often a task fails, at each step, after all input was read and before the last epoch is sealed, where tasks fail at all."""
@@ -90,7 +91,6 @@ class Tally:
     replayed: int = 0
     rescaled: int = 0
     full_disks: int = 0
-    clock_settings: int = 0
     damaged: int = 0
     """Newest checkpoints in which a byte was flipped, or whose manifests were replaced."""
     rotten: int = 0
@@ -101,6 +101,9 @@ class Tally:
     """Files of which the content of another was read."""
     refused: int = 0
     """Starts with damaged files that ended with an error."""
+    set_forward: int = 0
+    set_back: int = 0
+    """How often the machine's clock was set."""
 
     @property
     def crashes(self) -> int:
@@ -325,6 +328,7 @@ def _step_through(run: _Run, engine: Engine, store: CheckpointStore, check: Call
             run.tally.checkpoints += 1
             run.note_cuts(store)
             _check_cut(run, store, sealed)
+            _check_clock(run, sealed)
             if check is not None:
                 check(engine)
         if engine.over and goes_on is None:
@@ -344,8 +348,10 @@ def _disturb(run: _Run, engine: Engine) -> None:
     if engine.config.bounded:
         return
     if run.jumps.random() < JUMP_RATE:
-        run.tally.clock_settings += 1
-        run.clock.set_us += run.jumps.randrange(JUMP_MAX_US)
+        forward = run.jumps.random() < 0.5
+        run.clock.set_us += run.jumps.randrange(JUMP_MAX_US) if forward else -run.jumps.randrange(JUMP_BACK_MAX_US)
+        run.tally.set_forward += forward
+        run.tally.set_back += not forward
     if run.unfed:
         if rng.random() < 0.05:
             run.feed()
@@ -487,6 +493,13 @@ def _check_cut(run: _Run, store: CheckpointStore, epoch: int) -> None:
         raise SimulationError(
             f"checkpoint {epoch} is not a consistent cut: counted {dict(counted)}, input holds {dict(expected)}"
         )
+
+
+def _check_clock(run: _Run, epoch: int) -> None:
+    """The operators' clock never goes back, whatever becomes of the machine's."""
+    before, now = run.cuts.get(epoch - 1), run.cuts.get(epoch)
+    if before is not None and now is not None and now.now_us < before.now_us:
+        raise SimulationError(f"the operators' clock went back in epoch {epoch}, from {before.now_us} to {now.now_us}")
 
 
 def _prefix_counts(scenario: Scenario, manifest: Manifest) -> Counter[int]:
