@@ -245,3 +245,20 @@ def test_a_machine_that_was_taken_over_from_before_the_restore_cannot_leave_out_
         site.send(hub, "b")
         assert sorted(ids_at(hub)) == list(range(site.fed))
         assert not info(hub).resync
+
+
+def test_a_node_whose_input_has_ended_sends_again_what_a_restored_hub_lacks(tmp_path: Path) -> None:
+    """Nothing waits for the hub there, so that only a look at it shows that it was restored."""
+    site = Site(tmp_path)
+    with site.hub():
+        pass
+    shutil.copytree(site.data, site.backup)
+    site.source.append(0, rows(ROWS_PER_RUN, 0))
+    site.fed = ROWS_PER_RUN
+    with site.hub() as hub:
+        run_plan(site.plan, hub, tmp_path / "a", bounded=True)
+    site.set_back()
+    site.mark_restored()
+    with site.hub() as hub:
+        run_plan(site.plan, hub, tmp_path / "a", bounded=True)
+        assert site.read_all(hub, "center") == list(range(site.fed))

@@ -229,6 +229,8 @@ class Sender:
         """The hub's newest epoch, as it was when the sender looked last; None: look again."""
         self._log_id = ""
         self._in_sync = False
+        self._compared = False
+        """The hub was found to have what it acknowledged, or was offered it again, since this start."""
         self._batch: CommitBatch | None = None
         self._acknowledged: Position | None = None
         """What the hub has, as long as the mark of it is not durable."""
@@ -252,6 +254,12 @@ class Sender:
     @property
     def failing(self) -> bool:
         return self._failures > 0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the hub may lack something: epochs wait, or it has acknowledged all, and may have been restored from a backup since."""
+        waits = self._outbox.epochs > 0 or self._acknowledged is not None
+        return waits or (not self._compared and self._outbox.log_id != "")
 
     def step(self) -> bool:
         """Make at most one call. Return whether there may be more to do now."""
@@ -293,8 +301,9 @@ class Sender:
         """
         brief = patience is Patience.BRIEF
         until_us = self._clock.monotonic_us() + int(STOP_SECONDS * 1e6)
-        while self._outbox.epochs or self._acknowledged is not None:
-            if self.failing and patience is not Patience.UNTIL_SENT:
+        while self._outbox.epochs or self._acknowledged is not None or (self.unfinished and not brief):
+            # What was acknowledged is compared only with a hub that answers.
+            if self.failing and (patience is not Patience.UNTIL_SENT or not self._outbox.epochs):
                 break
             if brief and self._clock.monotonic_us() >= until_us:
                 break
@@ -399,7 +408,7 @@ class Sender:
         self._check(found)
         match found:
             case InSync(done=done):
-                self._in_sync = True
+                self._in_sync = self._compared = True
                 if self._batch is not None and done >= self._batch.epochs[0].epoch:
                     self._drop_batch()
                 self._mark(Position(done, head.chain))
@@ -413,7 +422,7 @@ class Sender:
                 first = self._outbox.offer_again(there)
                 lost = f"{there + 1}-{first - 1}" if first > there + 1 else "none"
                 log.warning("hub restored from a backup", extra={"head": there, "sent_again_from": first, "lost": lost})
-                self._in_sync = True
+                self._in_sync = self._compared = True
 
     def _check(self, found: Reconciliation) -> None:
         """Raise if this directory cannot go on from where the hub is."""
