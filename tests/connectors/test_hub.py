@@ -240,6 +240,22 @@ def test_a_log_with_another_id_is_listed_again_and_every_position_compared_with_
     source.close()
 
 
+def test_a_commit_of_a_restored_log_is_news_although_the_former_log_had_one_with_its_number():
+    """The node joined after the backup, so that its first commit in the restored log has the number that it had before."""
+    hub = FakeHub(log_id="log-1")
+    hub.add("a", *numbers(0))
+    source = opened(hub, bounded=False)
+    known(source, "a", 1)
+    entries, hub.entries = hub.entries, []  # the hub is restored when the center knows of the commit, and before it asks for it
+    reading = reader(source)
+    assert reading.read(10) is None
+    with hub._grown:
+        hub.entries, hub.log_id = entries, "log-2"
+    known(source, "b", hub.add("b", Epoch()))
+    assert chunk_of(reading.read(10)).frame["n"].to_list() == [0]
+    source.close()
+
+
 def test_a_hub_that_removed_all_that_was_read_was_not_set_back():
     hub = FakeHub()
     hub.add("a", *(Epoch(runs=[frame(n)]) for n in range(5)))

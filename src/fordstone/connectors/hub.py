@@ -186,10 +186,10 @@ class HubSource(Source):
         self._pauses = Pauses(QUIET, clock_us=clock_us, chance=chance)
         self._marks: dict[str, NodePosition] = {}
         """The newest position of each node that was seen, here or before a restart. The hub compares it with its log."""
-        self._asked: dict[str, int] = {}
-        """The newest commit of each node after which the hub was asked for epochs, and had none to give."""
-        self._rejected: dict[str, int] = {}
-        """Nodes of which an epoch was rejected here: the facts know of their quarantine from this number of the hub's on."""
+        self._asked: dict[str, tuple[str | None, int]] = {}
+        """The newest commit of each node after which the hub was asked for epochs, and had none to give: log and number."""
+        self._rejected: dict[str, tuple[str | None, int]] = {}
+        """Nodes of which an epoch was rejected here: the facts know of their quarantine from this number of that log on."""
         self._awaited: dict[str, str] = {}
         """Nodes that may bring back what a restored hub lacks, and why, as it was logged."""
         self._cuts: dict[str, int] = {}
@@ -314,6 +314,7 @@ class HubSource(Source):
         """The next epochs with their rows, as far as they can be had now."""
         if not self._may_ask(node, position):
             return EpochRows(end=position)
+        newest = self._newest_commit(node)  # before the hub is asked: what comes meanwhile is news
         try:
             try:
                 read = self._next(node, position, rows_max, self._readable_end(node))
@@ -329,7 +330,7 @@ class HubSource(Source):
             raise self.reader.refused(error) from error
         self._pauses.succeeded()
         if read.end <= position:
-            self._asked[node] = self._seq(node)
+            self._asked[node] = newest
         return read
 
     def read_planned(self, node: str, position: int, rows_max: int, until: int) -> EpochRows:
@@ -409,15 +410,18 @@ class HubSource(Source):
         """Put a node into quarantine, and do not read it on until the operator has said how."""
         change = self.reader.quarantine(error, self.options.consumer)
         if change.quarantine is not None:
-            self._rejected[error.node] = change.seq
+            self._rejected[error.node] = self._newest_commit(error.node)[0], change.seq
 
     def _is_rejected(self, node: str) -> bool:
         """Whether an epoch of a node was rejected here, and the facts do not say so yet."""
-        seq = self._rejected.get(node)
-        if seq is not None and self._seq(node) >= seq:
+        since = self._rejected.get(node)
+        if since is None:
+            return False
+        log_id, seq = self._newest_commit(node)
+        if log_id != since[0] or seq >= since[1]:
             del self._rejected[node]
-            seq = None
-        return seq is not None
+            return False
+        return True
 
     def _quarantined(self, error: RejectedEpochError) -> NodeQuarantinedError:
         """Report an epoch of a read that must not end before it, and return the error to stop with."""
@@ -459,7 +463,7 @@ class HubSource(Source):
         if not facts.complete or self._pauses.pausing or (away and facts.blobs is None):
             return False
         newest = facts.newest(node)
-        if newest is None or self._asked.get(node) == newest.seq or self._is_rejected(node):
+        if newest is None or self._asked.get(node) == self._newest_commit(node) or self._is_rejected(node):
             return False
         if newest.quarantined:
             self._buffer.put(node, newest.epoch, ())  # it may be skipped
@@ -495,6 +499,7 @@ class HubSource(Source):
             newest = self._following().newest(other)
             if other not in ranges and newest is not None and self._has_more(newest, at):
                 ranges[other] = self._range(other, at, until=self._end_of(other))
+        newest_commit = self._newest_commit(node)
         try:
             found = self.reader.plan(ranges, rows_max=rows_max)
         except HubAwayError as error:
@@ -516,7 +521,7 @@ class HubSource(Source):
             raise self._stop(node, position, own.stopped)
         self._note_wait(node, own)
         if own.end.epoch <= position:
-            self._asked[node] = self._seq(node)
+            self._asked[node] = newest_commit
 
     def _stop(self, node: str, position: int, stop: NodeStop) -> NodeStoppedError:
         """What a node's trouble becomes. It is raised where the node is planned or read; other nodes are not concerned."""
@@ -547,9 +552,11 @@ class HubSource(Source):
             raise AssertionError(f"nothing is known of node {node}")
         return newest
 
-    def _seq(self, node: str) -> int:
-        newest = self._following().newest(node)
-        return 0 if newest is None else newest.seq
+    def _newest_commit(self, node: str) -> tuple[str | None, int]:
+        """The log, and the number in it, of the newest commit that is known. A log that was restored gives the same numbers again."""
+        facts = self._following()
+        log_id, newest = facts.listed_log, facts.newest(node)
+        return log_id, 0 if newest is None else newest.seq
 
     def _following(self) -> StreamFacts:
         """The facts of a process that plans: listed once if input is bounded, else followed from here on."""

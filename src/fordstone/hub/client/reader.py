@@ -133,6 +133,8 @@ class StreamFacts:
         self.after = 0
         """Up to which commit, by the hub's number, everything is known."""
         self.log_id: str | None = None
+        self.listed_log: str | None = None
+        """The log that the newest epochs of nodes are of; None: none was listed to its end."""
         self.complete = False
         """Whether all nodes that the hub had were listed, at least once."""
         self.blobs: str | None = None
@@ -154,6 +156,7 @@ class StreamFacts:
             listed = not page.more and self._listing is not None
             if not page.more and self._listing is not None:
                 self._newest, self._listing, self.complete = self._listing, None, True
+                self.listed_log = self.log_id
             if listed or (self.complete and len(self._nodes) != len(self._newest)):
                 self._nodes = tuple(sorted(self._newest))
             return page.more
