@@ -246,7 +246,10 @@ def test_a_commit_of_a_restored_log_is_news_although_the_former_log_had_one_with
     hub.add("a", *numbers(0))
     source = opened(hub, bounded=False)
     known(source, "a", 1)
-    entries, hub.entries = hub.entries, []  # the hub is restored when the center knows of the commit, and before it asks for it
+    entries, hub.entries = (
+        hub.entries,
+        [],
+    )  # the hub is restored when the center knows of the commit, and before it asks for it
     reading = reader(source)
     assert reading.read(10) is None
     with hub._grown:

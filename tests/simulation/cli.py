@@ -27,25 +27,35 @@ BLOCK = 25
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="How many processes.")
 @click.option("--stop-after", default=5, show_default=True, help="Stop when this number of seeds has failed.")
 @click.option("--fleet", is_flag=True, help="Simulate fleets: nodes, a hub, a center and the network between them.")
+@click.option("--large", is_flag=True, help="With --fleet: ten nodes with thousands of rows.")
 @click.option(
     "--failing", is_flag=True, help="Simulate bounded runs whose tasks fail and whose attempts take too long."
 )
-def main(*, seeds: int, first: int, jobs: int, stop_after: int, fleet: bool, failing: bool) -> None:
+def main(*, seeds: int, first: int, jobs: int, stop_after: int, fleet: bool, large: bool, failing: bool) -> None:
     """Simulate the whole engine under seeds: random graphs, rows, interleavings and crashes.
 
-    A failure prints its seed; `python -m tests.simulation.cli --seeds 1 --first SEED` shows it again (with --fleet, if it was a fleet's). Exit code
+    A failure prints its seed; `python -m tests.simulation.cli --seeds 1 --first SEED` shows it again (with --fleet and --large, if it was one of these). Exit code
     1 if any failed.
 
     Example: python -m tests.simulation.cli --seeds 10000
 
     Example: python -m tests.simulation.cli --fleet --seeds 2000
+
+    Example: python -m tests.simulation.cli --fleet --large --seeds 20
     """
     from tests.simulation.fleet_tally import FleetTally
     from tests.simulation.simulator import Tally
 
-    blocks = [range(start, min(start + BLOCK, first + seeds)) for start in range(first, first + seeds, BLOCK)]
+    if large and not fleet:
+        raise click.UsageError("--large is for fleets: give --fleet as well.")
+    block = 1 if large else BLOCK
+    blocks = [range(start, min(start + block, first + seeds)) for start in range(first, first + seeds, block)]
     tally: Any = FleetTally() if fleet else Tally()
-    failures, began, run = 0, time.monotonic(), run_fleets if fleet else run_failing if failing else run_block
+    failures, began, run = (
+        0,
+        time.monotonic(),
+        (run_large_fleets if large else run_fleets if fleet else run_failing if failing else run_block),
+    )
     with ProcessPoolExecutor(jobs) as pool, click.progressbar(length=seeds, label="seeds", file=sys.stderr) as bar:
         for future in as_completed([pool.submit(run, block) for block in blocks]):
             done, problems = future.result()
@@ -53,7 +63,7 @@ def main(*, seeds: int, first: int, jobs: int, stop_after: int, fleet: bool, fai
             failures += len(problems)
             for problem in problems:
                 click.echo(f"\n{problem}")
-            bar.update(BLOCK)
+            bar.update(block)
             if failures >= stop_after:
                 pool.shutdown(cancel_futures=True)
                 break
@@ -83,7 +93,12 @@ def run_block(seeds: range, *, failing: bool = False) -> tuple[Tally, list[str]]
     return tally, problems
 
 
-def run_fleets(seeds: range) -> tuple[FleetTally, list[str]]:
+def run_large_fleets(seeds: range) -> tuple[FleetTally, list[str]]:
+    """Simulate large fleets; as `run_block`."""
+    return run_fleets(seeds, large=True)
+
+
+def run_fleets(seeds: range, *, large: bool = False) -> tuple[FleetTally, list[str]]:
     """Simulate the fleets of some seeds; as `run_block`."""
     from tests.simulation.fleet import simulate_fleet
     from tests.simulation.fleet_scenario import FleetScenario
@@ -95,7 +110,7 @@ def run_fleets(seeds: range) -> tuple[FleetTally, list[str]]:
     tally, problems = FleetTally(), []
     for seed in seeds:
         try:
-            tally.add(simulate_fleet(FleetScenario.of(seed)))
+            tally.add(simulate_fleet(FleetScenario.large(seed) if large else FleetScenario.of(seed)))
         except SimulationError as error:
             problems.append(str(error))
         except Exception:  # noqa: BLE001 - shown to the person who asked

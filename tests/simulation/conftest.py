@@ -7,9 +7,9 @@ from tests.simulation.fleet_tally import FleetTally
 from tests.simulation.simulator import Tally
 
 BLOCK = 50
-FLEET_SHARE = 8
+FLEET_SHARE = 2
 """A fleet takes as long as several engines: for this number of seeds, one fleet is simulated."""
-FLEET_BLOCK = 25
+FLEET_BLOCK = 5
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 from tests.simulation.fleet_bounds import small_bounds
 from tests.simulation.fleet_center import CENTER, Center
+from tests.simulation.fleet_copies import HubCopies, MachineCopies
 from tests.simulation.fleet_host import MachineClock, step
 from tests.simulation.fleet_hub import FleetHub, HubCrashedError
 from tests.simulation.fleet_judge import judge_center, judge_tap
@@ -39,7 +40,7 @@ from tests.simulation.rows import SimulationError
 from tests.simulation.simulator import SimClock
 
 from fordstone.connectors.memory import MemorySink, MemorySource
-from fordstone.errors import CheckpointError, FordstoneError, HubAwayError, StorageError
+from fordstone.errors import CheckpointError, FordstoneError, HubAwayError, HubError, NodeStoppedError, StorageError
 from fordstone.hub.messages import Commit, ConsumerPosition, Generation, Rejection
 from fordstone.hub.store import retention
 from fordstone.plan.plan import Plan
@@ -80,6 +81,7 @@ class Fleet:
         self.clock.now_us = ROWS_BEGIN_US
         self.tally = FleetTally(fleets=1)
         self.ledger = Ledger(lags=scenario.pushes or scenario.controls, faults=self.tally.faults)
+        self.ledger.counts_rows = scenario.restores > 0
         self.hub_clock = MachineClock(self.clock)
         self.hub_clock.set_us = scenario.hub_skew_us
         self.hub = FleetHub(self.hub_clock.wall_us, rng, self.ledger.faults, wal_pages=scenario.wal_pages)
@@ -89,7 +91,7 @@ class Fleet:
         assert halves.edge is not None
         assert halves.center is not None
         self.nodes = [self._node(number, halves.edge) for number in range(len(scenario.nodes))]
-        self.tap = Tap(Wire(self.network, TAP), self.clock)
+        self.tap = Tap(Wire(self.network, TAP), self.clock, self.ledger)
         self.publisher = (
             Publisher(Wire(self.network, "publisher"), rng) if scenario.controls and not scenario.center else None
         )
@@ -101,6 +103,10 @@ class Fleet:
             self.center = Center(
                 CENTER, CENTER, wire, self.clock, rng, self.ledger, plan=halves.center, scenario=scenario
             )
+        self.hub_copies = HubCopies(
+            self.hub, self.ledger, rng, tap=self.tap, center=self.center, nodes=self.nodes, now_us=self.clock.wall_us
+        )
+        self.copies = MachineCopies(self.hub, self.ledger, rng, make=self._add_machine)
         self._taken_over: set[str] = set()
         self._idle = 0
         self._crashes = 0
@@ -113,15 +119,17 @@ class Fleet:
         self._add_machine(node)
         return node
 
-    def _add_machine(self, node: Node, *, take_over: bool = False) -> None:
-        name = f"{node.name}.{len(node.machines)}"
+    def _add_machine(self, node: Node, *, take_over: bool = False) -> Machine:
+        node.made += 1
+        name = f"{node.name}.{node.made - 1}"
         wire = Wire(self.network, name)
-        node.machines.append(
-            Machine(
-                name, node.name, wire, self.clock, self.rng, self.ledger,
-                plan=node.plan, scenario=self.scenario, take_over=take_over,
-            )
+        machine = Machine(
+            name, node.name, wire, self.clock, self.rng, self.ledger,
+            plan=node.plan, scenario=self.scenario, take_over=take_over,
         )  # fmt: skip
+        machine.disputed = self.ledger.restores > 0 or any(one.disputed for one in node.machines)
+        node.machines.append(machine)
+        return machine
 
     # The run.
 
@@ -136,6 +144,10 @@ class Fleet:
             elif not calm:
                 calm = True
                 self._calm_down()
+            if self.ledger.restores and self.hub.up and self.rng.random() < 0.1:
+                self.hub_copies.operate(calm=calm)
+                for node in self.nodes if calm else ():
+                    self.copies.stop_stuck(node)
             self._start_hosts()
             self._feed(hurry=calm)
             if calm and number % 16 == 0 and self._is_over():
@@ -167,9 +179,13 @@ class Fleet:
 
     def _start_hosts(self) -> None:
         for node in self.nodes:
-            if len(node.machines) == 1 and node.machines[0].state == "dead" and node.name not in self._taken_over:
+            disputed = any(machine.disputed for machine in node.machines)
+            if not disputed and node.machines[0].state == "dead" and node.name not in self._taken_over:
                 raise SimulationError(f"{node.machines[0].name} was shut out, and nobody had taken over")
-            if all(machine.state == "dead" for machine in node.machines):
+            if disputed and all(machine.state == "dead" for machine in node.machines):
+                if self.hub.up:
+                    self.copies.go_on(node)
+            elif all(machine.state == "dead" for machine in node.machines):
                 # Nobody has the right to commit any more: a person starts the last one again, with --take-over.
                 last = node.machines[-1]
                 last.state, last.take_over = "off", True
@@ -177,7 +193,13 @@ class Fleet:
                 if self.rng.random() < 0.1:
                     self._start(node, machine)
         center = self.center
-        if center is not None and center.state == "off" and self.rng.random() < 0.1 and self._may_begin():
+        if (
+            center is not None
+            and center.state == "off"
+            and not center.stopped
+            and self.rng.random() < 0.1
+            and self._may_begin()
+        ):
             try:
                 center.start()
             except PowerCut:
@@ -185,6 +207,9 @@ class Fleet:
             except StorageError:
                 # What its last epoch published is published again first: without the hub it cannot begin.
                 center.crash()
+            except NodeStoppedError as error:
+                if not center.stops_with(error):
+                    raise
 
     def _may_begin(self) -> bool:
         """Where late rows of partial aggregates could not be distinguished, the center begins when all nodes are known."""
@@ -198,6 +223,9 @@ class Fleet:
         except (StorageError, HubAwayError):
             # A machine without anything needs the hub, which is away, or goes away in the middle.
             machine.crash()
+        except HubError as error:
+            if not machine.stops_with(error):
+                raise
         except CheckpointError:
             if len(node.machines) == 1 or not machine.take_over:
                 raise
@@ -245,6 +273,14 @@ class Fleet:
             self.publisher.publish()
         if scenario.takes_over and self.hub.up and rng.random() < 0.015:
             self._take_over(rng.choice(self.nodes))
+        if self.hub.up and rng.random() < scenario.restores:
+            before = self.ledger.restores
+            self.hub_copies.disturb()
+            if self.ledger.restores > before:
+                # Connections ended when the hub was stopped.
+                self.network.late.clear()
+        if rng.random() < scenario.copies:
+            self.copies.disturb(rng.choice(self.nodes))
 
     def _set_a_clock(self) -> None:
         """Somebody sets a clock, or it jumps: to any time between the first rows and a day from now."""
@@ -361,10 +397,12 @@ class Fleet:
             live = [machine for machine in node.machines if machine.state != "dead"]
             if not live or any(machine.state != "ended" for machine in live):
                 return False
-        heads = {node.name: len(self.ledger.accepted.get(node.name, ())) for node in self.nodes}
-        if any(self.tap.position(name) != head for name, head in heads.items()):
+        heads = {node.name: self.ledger.head(node.name) for node in self.nodes}
+        if any(self.tap.position(name) < head for name, head in heads.items()):
             return False
         center = self.center
+        if self.tap.stopped or (center is not None and center.stopped is not None):
+            return False
         if center is None:
             return True
         if center.engine is not None and not center.bounded and center.has_read(heads):
@@ -380,7 +418,7 @@ class Fleet:
         self._collect_all()
         judge_tap(self.scenario, self.tap, self.ledger)
         if self.center is not None:
-            judge_center(self.scenario, self.sinks)
+            judge_center(self.scenario, self.sinks, self.ledger)
         self.tally.requests = self.network.asked
         self.tally.control_versions = len(self.ledger.versions)
         self.tally.faults[Fault.DISK_FULL] += sum(host.disk.failures for host in self._hosts())
@@ -401,7 +439,7 @@ class Fleet:
 
     def _describe(self) -> str:
         machines = {machine.name: machine.state for node in self.nodes for machine in node.machines}
-        heads = {node: len(known) for node, known in self.ledger.accepted.items()}
+        heads = {node: self.ledger.head(node) for node in self.ledger.accepted}
         read = {node.name: self.tap.position(node.name) for node in self.nodes}
         center = "none" if self.center is None else self.center.state
         return f"machines {machines}, hub {heads}, read {read}, center {center}"

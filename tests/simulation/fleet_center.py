@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from tests.simulation.fleet_host import KEEP, Host
 from tests.simulation.fleet_scenario import CONTROL, CUT, PIPELINE, FleetScenario
+from tests.simulation.fleet_tally import Fault
 
 from fordstone.connectors.base import Sink, SinkStream, Source
 from fordstone.connectors.control import ControlSink
@@ -15,6 +16,7 @@ from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.assembly import ConnectorOpener, Job
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
+from fordstone.errors import NodeStoppedError
 from fordstone.hub.client.reader import Follower
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
@@ -82,9 +84,20 @@ class Center(Host):
         self.scenario = scenario
         self.bounded = False
         """What the hub has is all that will ever come."""
+        self.stopped: NodeStoppedError | None = None
+        """Why it stopped; an operator has to act before it is started again."""
         self._follower: SteppedFollower | None = None
         self._follow_at_us = 0
         self._store: CheckpointStore | None = None
+
+    def stops_with(self, error: Exception) -> bool:
+        """As any host; after the hub was restored a node may have to wait for an operator."""
+        if self.ledger.restores and isinstance(error, NodeStoppedError):
+            self.crash()
+            self.stopped = error
+            self.ledger.faults[Fault.READER_STOPPED] += 1
+            return True
+        return super().stops_with(error)
 
     def followed(self, *given: Any, **more: Any) -> Follower:
         """What follows the hub for the engine's source."""
@@ -135,7 +148,7 @@ class Center(Host):
             return False
         manifest = self._store.manifest(epochs[-1])
         parts = manifest.cut.sources[CUT].partitions
-        return all(node in parts and parts[node].position == head for node, head in heads.items())
+        return all(node in parts and parts[node].position >= head for node, head in heads.items())
 
     def _follow(self) -> bool:
         if self._follower is None or self.clock.now_us < self._follow_at_us:

@@ -21,7 +21,7 @@ from tests.simulation.simulator import NoDeadLetters, SimClock
 from fordstone.edge.engine.assembly import ConnectorOpener, Job
 from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.epochs.store import CheckpointStore
-from fordstone.errors import FencedError, HubRefusedError
+from fordstone.errors import FencedError, HubError, HubRefusedError, NodeStoppedError
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
 KEEP: Final = 2
@@ -97,6 +97,13 @@ class Host(ABC):
         self.crash()
         self.state = "dead"
 
+    def stops_with(self, error: Exception) -> bool:
+        """Stop with an error of the hub, if that is right here."""
+        if isinstance(error, HubRefusedError) and error.code == "held":
+            self.shut_out()
+            return True
+        return False
+
     @abstractmethod
     def after_step(self) -> None:
         """Judge what a step has changed."""
@@ -140,9 +147,8 @@ def step(host: Host, work: Step) -> bool:
     except FencedError:
         host.shut_out()
         return True
-    except HubRefusedError as error:
-        if error.code != "held":
+    except (HubError, NodeStoppedError) as error:
+        if not host.stops_with(error):
             raise
-        host.shut_out()
         return True
     return did

@@ -13,12 +13,14 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import IO, Any, Final
 from unittest.mock import patch
 
 import msgspec
+from tests.simulation.fleet_scenario import PIPELINE
 from tests.simulation.fleet_tally import Fault
 from tests.simulation.lossy_sqlite import LossyFiles
 from tests.simulation.rows import SimulationError
@@ -36,12 +38,14 @@ from fordstone.hub.messages import (
     Head,
     Lease,
     LeaseRequest,
+    QuarantineRequest,
     Rejection,
+    SkipRequest,
     StreamEpochs,
     StreamNodes,
 )
 from fordstone.hub.server.handlers import check_commit, decoded
-from fordstone.hub.store import commits, controls, sqlite
+from fordstone.hub.store import commits, controls, quarantine, sqlite
 from fordstone.hub.store.blobs import BlobLocks, BlobStore, Upload
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.log_schema import WAL_PAGES
@@ -84,6 +88,16 @@ class MemoryBlobs(BlobStore):
             return None
         self._settle(digest)
         return len(self._there[digest])
+
+    def copy(self) -> dict[str, bytes]:
+        """All that is there."""
+        return dict(self._there)
+
+    def put_back(self, blobs: dict[str, bytes]) -> None:
+        """Have these and no others, all of them durable."""
+        self._there = dict(blobs)
+        self._unsynced.clear()
+        self._removed.clear()
 
     def whole(self, run: RunRef) -> bool:
         """Whether what is named is there. For judges: it changes nothing."""
@@ -137,6 +151,14 @@ class MemoryBlobs(BlobStore):
         self._removed.pop(digest, None)
 
 
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A copy of a hub's data directory."""
+
+    files: dict[str, bytes]
+    blobs: dict[str, bytes]
+
+
 class FleetHub:
     """Each call either gives its answer, or raises `Rejection` or `HubCrashedError`. One thread."""
 
@@ -182,6 +204,34 @@ class FleetHub:
         self.crash_at = None
         self._open()
         self.up = True
+
+    def backup(self) -> Backup:
+        """Stop, copy everything, and start again."""
+        self.files.cut_after = None
+        self.log.close()
+        copied = Backup({path.name: path.read_bytes() for path in self._files()}, self.blobs.copy())
+        self._open()
+        return copied
+
+    def restore(self, backup: Backup, *, now_us: int) -> None:
+        """Put a copy in the place of the data, mark it as restored as `fordstone hub restore` does, and start.
+
+        `now_us`: by a clock that is right. Two restores of one backup are told apart by the time.
+        """
+        self.crash()
+        for path in self._files():
+            path.unlink()
+        for name, data in backup.files.items():
+            self._path.with_name(name).write_bytes(data)
+        self.blobs.put_back(backup.blobs)
+        store = SqliteStore(self._path, open_file=self.files.connect)  # type: ignore[arg-type]  # as below
+        with store.transaction() as log:
+            log.mark_restored(now_us=now_us)
+        store.close()
+        self.restart()
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in self._folder.iterdir() if not path.name.endswith("-shm"))
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -278,7 +328,23 @@ class FleetHub:
             lambda log: controls.control_page(log, pipeline, name, after=after, chain=chain, limit=VERSIONS_A_PAGE)
         )
 
+    # Operators.
+
+    def skip(self, node: str, until: int) -> None:
+        """Let readers pass over the epochs at which they stop."""
+        self.log.write(lambda tx: quarantine.skip(tx, PIPELINE, node, SkipRequest(until=until))).result()
+
+    def quarantine(self, node: str, epoch: int) -> None:
+        """Stop reading a node at an epoch."""
+        request = QuarantineRequest(epoch=epoch, reason="an operator", by="operator")
+        self.log.write(lambda tx: quarantine.quarantine(tx, PIPELINE, node, request)).result()
+
     # What only a simulation asks.
+
+    def lost(self, node: str) -> list[tuple[int, int]]:
+        """First and last of the ranges of epochs that the log reports as lost."""
+        query = "SELECT g.* FROM gaps g JOIN nodes n ON n.id = g.node_id WHERE n.node = ?"
+        return sorted((first, last) for _, first, last in self._select(query, node))
 
     def entries(self, node: str) -> list[tuple[int, str, tuple[int, int]]]:
         """Epoch, digest and generation of all that the log has of a node, in order."""

@@ -8,18 +8,20 @@ was at the barrier before them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 import polars as pl
 from tests.simulation.fleet_hub import FleetHub
-from tests.simulation.fleet_scenario import CONTROL, CUT, SOURCE
+from tests.simulation.fleet_scenario import CONTROL, CUT, PIPELINE, SOURCE
+from tests.simulation.fleet_tally import Fault
 from tests.simulation.rows import LATENESS_S, SimulationError
 
 from fordstone.epochs.manifest import Cut
 from fordstone.epochs.run_file import decode_run
 from fordstone.hub.client.publisher import apply_changes
-from fordstone.hub.messages import Commit, Committed, ControlVersion, EpochEntry
+from fordstone.hub.messages import Commit, Committed, ControlVersion, EpochEntry, LeaseRequest
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.state.base import RunRef
 
@@ -54,7 +56,25 @@ class Ledger:
     sent: dict[tuple[str, int, str], tuple[str, EpochEntry]] = field(default_factory=dict)
     """By node, epoch and digest: which machine sent it, and what."""
     accepted: dict[str, dict[int, str]] = field(default_factory=dict)
-    """By node and epoch: the digest that the hub was first seen with."""
+    """By node and epoch: the digest that the hub was first seen with since it was restored last."""
+    leases: dict[str, str] = field(default_factory=dict)
+    """By node: the start that got the lease last."""
+    restores: int = 0
+    """How often the hub was restored from a backup."""
+    withdrawn: dict[str, dict[int, set[str]]] = field(default_factory=dict)
+    """By node and epoch: the digests of epochs that a restored hub no longer had."""
+    lost: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """By node: the ranges of epochs that the hub reports as lost."""
+    forced: dict[str, int] = field(default_factory=dict)
+    """By node: up to which epoch an operator let readers pass over other content than they had read."""
+    ever: dict[str, set[int]] = field(default_factory=dict)
+    """By node: the epochs that were ever withdrawn."""
+    heads: dict[str, int] = field(default_factory=dict)
+    """By node: the least epoch that a restored hub ended with."""
+    counts_rows: bool = False
+    """The stream that crosses has rows, and the hub may be restored, so that it matters which epoch has which."""
+    rows: dict[tuple[str, int, str], frozenset[int]] = field(default_factory=dict)
+    """By node, epoch and digest: the ids of rows that crossed."""
     versions: dict[int, ControlVersion] = field(default_factory=dict)
     tables: dict[int, dict[int, int]] = field(default_factory=lambda: {0: {}})
     """By version: what the control table says."""
@@ -95,13 +115,18 @@ class Ledger:
         known = self.accepted.setdefault(node, {})
         newest: tuple[int, int] = (0, 0)
         entries = hub.entries(node)
-        # Of epochs long ago nothing is kept; those that are must follow each other.
-        first = entries[0][0] if entries else 1
-        if first > len(known) + 1:
-            raise SimulationError(f"the hub has epoch {first} of {node} after {len(known)}")
-        for place, (epoch, digest, generation) in enumerate(entries, start=first):
-            if epoch != place:
-                raise SimulationError(f"the hub has epoch {epoch} of {node} where {place} is due")
+        self._note_lost(hub, node)
+        after_gap = {first: last + 1 for first, last in self.lost[node]}
+        # Of epochs long ago nothing is kept; those that are must follow each other, but for gaps that are reported.
+        head = self.head(node)
+        due = entries[0][0] if entries else 1
+        if due > after_gap.get(head + 1, head + 1):
+            raise SimulationError(f"the hub has epoch {due} of {node} after {head}")
+        for epoch, digest, generation in entries:
+            due = after_gap.get(due, due)
+            if epoch != due:
+                raise SimulationError(f"the hub has epoch {epoch} of {node} where {due} is due")
+            due += 1
             if generation < newest:
                 raise SimulationError(
                     f"{node}: generation {generation} committed epoch {epoch} after {newest} had committed"
@@ -113,6 +138,82 @@ class Ledger:
                 raise SimulationError(f"the hub has an epoch {epoch} of {node} that nobody sent")
             machine, entry = self.sent[node, epoch, digest]
             self._check_content(node, machine, entry)
+            self._note_rows(hub, node, entry)
+            if digest in self.withdrawn.get(node, {}).get(epoch, ()):
+                self.withdrawn[node][epoch].discard(digest)
+                self.faults[Fault.EPOCH_SENT_AGAIN] += 1
+
+    def head(self, node: str) -> int:
+        """The newest epoch that the hub has of a node."""
+        return max(self.accepted.get(node, ()), default=0)
+
+    def note_restored(self, hub: FleetHub, nodes: Iterable[str]) -> None:
+        """The hub was restored: what it no longer has is withdrawn."""
+        self.restores += 1
+        for node in nodes:
+            head = hub.head(PIPELINE, node).epoch
+            known = self.accepted.setdefault(node, {})
+            self.heads[node] = min(head, self.heads.get(node, head))
+            for epoch in [epoch for epoch in known if epoch > head]:
+                self.withdrawn.setdefault(node, {}).setdefault(epoch, set()).add(known.pop(epoch))
+            self.ever.setdefault(node, set()).update(self.withdrawn.get(node, ()))
+            self.lost[node] = hub.lost(node)
+
+    def may_pass(self, node: str, first: int, last: int) -> bool:
+        """Whether readers may pass over these epochs: all of them are reported as lost, or an operator said so."""
+        forced = self.forced.get(node, 0)
+        return all(epoch <= forced or self.is_lost(node, epoch) for epoch in range(first, last + 1))
+
+    def is_lost(self, node: str, epoch: int) -> bool:
+        """Whether an epoch is reported as lost."""
+        return any(first <= epoch <= last for first, last in self.lost.get(node, ()))
+
+    def exempt(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Rows that a restored hub may have lost, and rows that an operator let be lost or doubled: of epochs in which it was said so."""
+        lost, forced = set[int](), set[int]()
+        for (node, epoch, digest), rows in self.rows.items():
+            if self.is_lost(node, epoch):
+                lost |= rows
+            until = self.forced.get(node, 0)
+            if (
+                until
+                and epoch > self.heads.get(node, 0)
+                and (epoch <= until or self.accepted[node].get(epoch) != digest)
+            ):
+                forced |= rows
+        return frozenset(lost), frozenset(forced)
+
+    def versions_of(self, node: str, epoch: int) -> list[tuple[str, EpochEntry]]:
+        """By which machine an epoch was sent that the hub has, or had before it was restored, and what it was."""
+        return [sent for (name, number, digest), sent in self.sent.items()
+                if (name, number) == (node, epoch) and (name, number, digest) in self.rows]  # fmt: skip
+
+    def _note_lost(self, hub: FleetHub, node: str) -> None:
+        known = self.lost.setdefault(node, [])
+        for first, last in hub.lost(node):
+            if (first, last) in known:
+                continue
+            for epoch in range(first, last + 1):
+                if epoch not in self.ever.get(node, ()):
+                    raise SimulationError(f"the hub reports epoch {epoch} of {node} as lost, which it never had")
+            known.append((first, last))
+            self.faults[Fault.EPOCH_LOST] += last + 1 - first
+
+    def _note_rows(self, hub: FleetHub, node: str, entry: EpochEntry) -> None:
+        place = (node, entry.epoch, entry.digest())
+        if place not in self.rows:
+            runs = entry.streams[CUT].runs if CUT in entry.streams and self.counts_rows else ()
+            frames = [decode_run(hub.get_blob(run.digest), run) for run in runs]
+            self.rows[place] = frozenset(row for frame in frames for row in frame.get_column("id"))
+
+    def check_lease(self, node: str, request: LeaseRequest) -> None:
+        """The right to commit was given: to who has the newest epoch, or takes over on purpose, or had it already."""
+        head = self.head(node)
+        if request.start != self.leases.get(node) and not request.take_over and request.head < head:
+            raise SimulationError(
+                f"the lease of {node} went to a state that has epoch {request.head}, and the head is {head}"
+            )
+        self.leases[node] = request.start
 
     def check_answer(self, node: str, commit: Commit, answer: Committed) -> None:
         """The hub said yes: then it has all of this."""

@@ -20,8 +20,10 @@ from fordstone.edge.link.links import HubLink
 from fordstone.edge.link.owner import Ownership
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
+from fordstone.errors import HubAwayError, HubError
 from fordstone.hub.client.address import HubAddress
 from fordstone.plan import plan as p
+from fordstone.testing.memory_disk import MemoryDisk
 
 NOWHERE: Final = HubAddress(url="http://127.0.0.1:1")
 """Nobody is asked there: hosts are handed their wires."""
@@ -39,8 +41,27 @@ class Machine(Host):
         self.scenario = scenario
         self.take_over = take_over
         self.link: HubLink | None = None
+        self.disputed = False
+        """There are or were copies of its disk, or the hub was restored and another machine went on: it may find that it must stop."""
         self._fetch_at_us = 0
         self._store: CheckpointStore | None = None
+
+    def stops_with(self, error: Exception) -> bool:
+        """As any host; where there are copies, it may find that another has gone on."""
+        if self.disputed and isinstance(error, HubError) and not isinstance(error, HubAwayError):
+            self.shut_out()
+            return True
+        return super().stops_with(error)
+
+    def begin_with(self, disk: MemoryDisk, original: Machine) -> None:
+        """Have a disk that was another machine's, with what that one had sealed."""
+        self.disk = disk
+        present = self.store().epochs()
+        sealed = self.ledger.sealed.get(original.name, {})
+        newest = max(present, default=0)
+        self.ledger.sealed[self.name] = {epoch: one for epoch, one in sealed.items() if epoch <= newest}
+        if original.name in self.ledger.again:
+            self.ledger.again[self.name] = list(self.ledger.again[original.name])
 
     def start(self, *, bounded: bool) -> None:
         """Recover and be ready to be stepped."""
@@ -127,7 +148,7 @@ class Machine(Host):
         if self.engine.over and not self.engine.config.bounded:
             # It was stopped: what is not sent yet waits for the next start.
             self.state, self.engine, self.steps = "off", None, []
-        elif self.idle and not self.link.outbox.epochs:
+        elif self.idle and not self.link.sender.unfinished:
             self.state, self.engine, self.steps = "ended", None, []
         elif self.engine.over:
             self.steps = [self.link.sender.step]
@@ -172,6 +193,8 @@ class Node:
     plan: p.Plan
     fed: list[int]
     machines: list[Machine] = field(default_factory=list)
+    made: int = 0
+    """How many machines were made."""
 
     @property
     def all_fed(self) -> bool:

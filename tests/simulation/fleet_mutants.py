@@ -14,19 +14,22 @@ from unittest.mock import patch
 
 import msgspec
 from tests.simulation.fleet_hub import MemoryBlobs
+from tests.simulation.mutants import operators_go_by_the_machines_clock
 
-from fordstone.connectors.hub import HubReader
+from fordstone.connectors.hub import HubReader, HubSource
 from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.sender import Sender
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import HubAwayError
+from fordstone.hub.messages import NodeEpochs
 from fordstone.hub.store import commits, log_schema
 from fordstone.hub.store.log_reader import LogReader
 from fordstone.hub.store.log_writer import LogWriter
 from fordstone.operators.join.lookup import LookupLatest
 from fordstone.protocol import delivery
+from fordstone.protocol.chain import PositionJudgement
 from fordstone.protocol.delivery import Accept, AlreadyDone, CommitDecision, CommitFacts, Gap, OtherContent, Stale
-from fordstone.protocol.lease import Position
+from fordstone.protocol.lease import Fence, Granted, LeaseDecision, LeaseFacts, NotHead, Position, decide_lease
 
 _decide_order = delivery.decide_order
 
@@ -228,6 +231,83 @@ def log_is_synced_at_checkpoints_only() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def positions_are_not_compared() -> Iterator[None]:
+    """Every position of a reader, and every chain before a commit, is taken to be one of the log."""
+    with patch.object(commits, "judge_position", lambda *_: PositionJudgement.FITS):
+        yield
+
+
+@contextmanager
+def lease_does_not_need_the_head() -> Iterator[None]:
+    """An old copy of a state directory gets the lease when it was started often enough."""
+
+    def lenient(facts: LeaseFacts) -> LeaseDecision:
+        decision = decide_lease(facts)
+        if isinstance(decision, NotHead) and facts.holding is not None:
+            return Granted(fence=Fence(facts.holding.fence.hub, facts.local))
+        return decision
+
+    with patch.object(commits, "decide_lease", lenient):
+        yield
+
+
+@contextmanager
+def index_pages_lose_their_last_epoch() -> Iterator[None]:
+    """The hub lists one epoch less than it says."""
+    original = commits._listed
+
+    def short(*given: Any) -> NodeEpochs:
+        found = original(*given)
+        return msgspec.structs.replace(found, epochs=found.epochs[:-1]) if len(found.epochs) > 1 else found
+
+    with patch.object(commits, "_listed", short):
+        yield
+
+
+@contextmanager
+def numbers_of_a_former_log_are_believed() -> Iterator[None]:
+    """A reader takes the number of a commit for the same commit, although the log was restored since."""
+    original = HubSource._newest_commit
+
+    def forgetful(self: HubSource, node: str) -> tuple[str | None, int]:
+        return None, original(self, node)[1]
+
+    with patch.object(HubSource, "_newest_commit", forgetful):
+        yield
+
+
+@contextmanager
+def ended_node_does_not_look_at_the_hub() -> Iterator[None]:
+    """A node that has sent everything does not notice that the hub was restored."""
+
+    def waits(self: Sender) -> bool:
+        return self._outbox.epochs > 0 or self._acknowledged is not None
+
+    with patch.object(Sender, "unfinished", property(waits)):
+        yield
+
+
+@contextmanager
+def restored_hub_reports_no_gap() -> Iterator[None]:
+    """What was lost with a hub is not written down."""
+    original = LogWriter.add_epochs
+
+    def silent(self: LogWriter, *given: Any, lost_from: int | None = None, **more: Any) -> None:
+        del lost_from
+        original(self, *given, **more)
+
+    with patch.object(LogWriter, "add_epochs", silent):
+        yield
+
+
+@contextmanager
+def node_offers_nothing_again() -> Iterator[None]:
+    """A node gives up all that a restored hub lacks, although it has some of it."""
+    with patch.object(Outbox, "offer_again", lambda self, _: self.sent + 1):
+        yield
+
+
 FLEET_MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -245,5 +325,13 @@ FLEET_MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         control_taken_without_a_barrier,
         log_is_not_synced,
         log_is_synced_at_checkpoints_only,
+        positions_are_not_compared,
+        lease_does_not_need_the_head,
+        index_pages_lose_their_last_epoch,
+        numbers_of_a_former_log_are_believed,
+        ended_node_does_not_look_at_the_hub,
+        restored_hub_reports_no_gap,
+        node_offers_nothing_again,
+        operators_go_by_the_machines_clock,
     )
 }

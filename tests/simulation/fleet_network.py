@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from tests.simulation.fleet_hub import FleetHub, HubCrashedError
 from tests.simulation.fleet_tally import Fault
+from tests.simulation.rows import SimulationError
 
 from fordstone.errors import DamagedError, HubAwayError, HubRefusedError
 from fordstone.hub.client.client import HubClient
@@ -143,7 +144,13 @@ class Wire(HubClient):
 
     def lease(self, pipeline: str, node: str, request: LeaseRequest) -> Lease:
         """Take or renew the right to commit."""
-        return self._through(partial(self._hub.lease, pipeline, node, request), changes=True)
+
+        def carried_out() -> Lease:
+            lease = self._hub.lease(pipeline, node, request)
+            self._network.ledger.check_lease(node, request)
+            return lease
+
+        return self._through(carried_out, changes=True)
 
     def head(self, pipeline: str, node: str) -> Head:
         """Where the node stands."""
@@ -183,7 +190,13 @@ class Wire(HubClient):
 
     def stream_epochs(self, pipeline: str, stream: str, request: EpochsRequest) -> StreamEpochs:
         """The next epochs of nodes."""
-        return self._through(partial(self._hub.stream_epochs, pipeline, stream, request))
+        found = self._through(partial(self._hub.stream_epochs, pipeline, stream, request))
+        for node, one in found.nodes.items():
+            if one.epochs and one.epochs[-1].epoch != one.end.epoch:
+                raise SimulationError(
+                    f"the hub's list of {node} ends with epoch {one.epochs[-1].epoch}, and says that it ends with {one.end.epoch}"
+                )
+        return found
 
     def consumer(self, pipeline: str, consumer: str, position: ConsumerPosition) -> Acknowledged:
         """Register, or say how far a consumer has come."""

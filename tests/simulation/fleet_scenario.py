@@ -76,6 +76,10 @@ class FleetScenario:
     """After how many pages the hub's write-ahead log is copied into its file."""
     set_rate: float = 0.0
     """How often somebody sets the clock of a machine or of the hub, forward or back."""
+    restores: float = 0.0
+    """How often a copy of the hub's data is made, and how often the last one is put in its place."""
+    copies: float = 0.0
+    """How often the disk of a machine is copied, and how often a machine is started from such a copy."""
     feed_max: int = 3
     """How many rows turn up at a time, at most."""
 
@@ -122,16 +126,33 @@ class FleetScenario:
             hub_skew_us=rng.choice((0, 0, 24, -2)) * HOUR_US,
             set_rate=rng.choice((0.0, 0.02)),
             wal_pages=rng.choice((8, 8, 4_000)),
+            # What a table said before the hub was restored may be said by no version any more.
+            restores=0.01 if not (pushes or controls) and rng.random() < 0.5 else 0.0,
+            copies=0.01 if rng.random() < 0.25 else 0.0,
         )
 
     @classmethod
     def large(cls, seed: int) -> FleetScenario:
-        """A fleet of ten nodes with hundreds of rows each."""
+        """A fleet of ten nodes with hundreds of rows each, under more faults at once than a small one mostly has."""
         rng = Random(seed)
         ids = iter(range(1_000_000))
         nodes = tuple(tuple(_rows(rng, ids, rng.randint(100, 200)) for _ in range(2)) for _ in range(10))
-        small = replace(cls.of(seed), nodes=nodes, batch_rows=20, feed_max=40, chaos_steps=3_000, crashes_max=20)
-        return replace(small, outbox_bytes=max(small.outbox_bytes, 20_000))
+        small = cls.of(seed)
+        return replace(
+            small,
+            nodes=nodes,
+            center=small.pushes or rng.random() < 0.8,
+            takes_over=small.hub_state and rng.random() < 0.7,
+            batch_rows=20,
+            feed_max=40,
+            chaos_steps=3_000,
+            lost=rng.choice((0.05, 0.1)),
+            crash_rate=rng.choice((0.01, 0.02)),
+            crashes_max=30,
+            cut_rate=0.003,
+            set_rate=0.01,
+            outbox_bytes=max(small.outbox_bytes, 20_000),
+        )
 
     @property
     def aggregates(self) -> dict[str, str]:
@@ -141,7 +162,9 @@ class FleetScenario:
 
     def title(self) -> str:
         """How a failure names it."""
-        words = [name for name in ("center", "pushes", "controls", "takes_over") if getattr(self, name)]
+        words = [
+            name for name in ("center", "pushes", "controls", "takes_over", "restores", "copies") if getattr(self, name)
+        ]
         return f"fleet seed {self.seed} ({len(self.nodes)} nodes, {', '.join([self.mode, *words])})"
 
     def rows(self) -> list[Row]:

@@ -34,6 +34,14 @@ class Fault(StrEnum):
     STRAY_OLD = "old generations refused"
     TAKE_OVER = "take-overs"
     SHUT_OUT = "machines shut out"
+    HUB_RESTORED = "hubs restored"
+    HUB_RESTORED_AGAIN = "hubs restored twice from one backup"
+    EPOCH_LOST = "epochs lost with a hub"
+    EPOCH_SENT_AGAIN = "epochs sent again to a restored hub"
+    READER_STOPPED = "readers stopped"
+    SKIPPED = "skips by an operator"
+    CLONED = "machines cloned"
+    SET_BACK = "machines set back"
 
 
 @dataclass(slots=True)

@@ -209,6 +209,9 @@ class Connection:
     def executescript(self, script: str) -> _Rows:
         return self._run(lambda: list(self._db.execute(script)))
 
+    def create_function(self, name: str, count: int, function: Callable[..., Any], *, deterministic: bool) -> None:
+        self._db.create_scalar_function(name, function, count, deterministic=deterministic)
+
     def close(self) -> None:
         self._db.close()
 

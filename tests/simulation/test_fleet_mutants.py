@@ -17,7 +17,10 @@ SEEDS_MAX = 120
 def test_the_simulation_of_fleets_catches(name: str, request: pytest.FixtureRequest):
     with FLEET_MUTANTS[name]():
         for count, seed in enumerate(range(50_000, 50_000 + SEEDS_MAX), start=1):
-            hard = replace(FleetScenario.of(seed), crash_rate=0.06, crashes_max=20, lost=0.2, chaos_steps=500)
+            drawn = FleetScenario.of(seed)
+            hard = replace(drawn, crash_rate=0.06, crashes_max=20, lost=0.2, chaos_steps=500, copies=0.02)
+            if not drawn.pushes and seed % 2:
+                hard = replace(hard, controls=False, restores=0.02)
             try:
                 simulate_fleet(hard)
             except SimulationError:
