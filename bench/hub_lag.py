@@ -3,8 +3,9 @@
     uv run python bench/hub_lag.py [--quick] [--json FILE] [--directory DIR]
 
 The hub is a process of its own; its log is filled before it starts. What is measured runs in processes of their own, too, without
-Spark: the planner of `format("fordstone")`, one of its tasks, and the source of a hosted center, which plans and reads. The peak of
-their memory, libraries included, must stay below 200 MB. The exit code is 1 if it does not.
+Spark: the planner of `format("fordstone")`, one of its tasks, and the source of a hosted center, which plans and reads. The planner and
+the center read the index: the peak of their memory, libraries included, must stay below 200 MB. A task reads the rows that it was
+given, and may take 100 MB beside its libraries. The exit code is 1 if one takes more.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ BATCHES = 3
 NODES_READ_MAX = 100
 """Number of nodes of which the source of the center reads what it has planned: a task has no more."""
 MEMORY_MB_MAX = 200.0
+TASK_MB_MAX = 100.0
+"""Of a task, beside its libraries."""
 FILLED_TOGETHER = 20_000
 SECONDS_MAX = 1_800
 START_US = 1_700_000_000_000_000
@@ -231,7 +234,7 @@ def findings_of(lag: Lag, directory: Path | None) -> list[Finding]:
                         case=f"{part}, {lag.nodes:,} nodes x {epochs:,} epochs",
                         measured=found["peak_mb"],
                         unit="MB",
-                        target=at_most(MEMORY_MB_MAX),
+                        target=at_most(found["libraries_mb"] + TASK_MB_MAX if part == "task" else MEMORY_MB_MAX),
                         note=f"{number(found['libraries_mb'])} MB of it libraries; {found['epochs']:,} epochs in {number(found['seconds'])} s",
                         details=found,
                     )
