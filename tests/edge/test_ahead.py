@@ -238,6 +238,7 @@ class Node:
     parallelism: int = 1
     bounded: bool = False
     state_bytes_max: int | None = None
+    checkpoint_timeout: str = "10ms"
     source: MemorySource = field(default_factory=lambda: MemorySource([[]]))
     clock: SimClock = field(default_factory=lambda: SimClock(NOW_US))
     disk: MemoryDisk = field(default_factory=MemoryDisk)
@@ -260,8 +261,8 @@ class Node:
 
     def start(self) -> None:
         config = RunConfig(
-            node="n", bounded=self.bounded, parallelism=self.parallelism, interval="2ms", checkpoint_timeout="10ms",
-            state_bytes_max=self.state_bytes_max,
+            node="n", bounded=self.bounded, parallelism=self.parallelism, interval="2ms",
+            checkpoint_timeout=self.checkpoint_timeout, state_bytes_max=self.state_bytes_max,
         )  # fmt: skip
         environment = Environment(
             clock=self.clock, disk=self.disk, choose=lambda _: 0, dead_letters=lambda _: NoDeadLetters()

@@ -1,4 +1,4 @@
-"""Sources that end while an unbounded run reads them: the run ends when all of them have ended."""
+"""Sources that end while an unbounded run reads them, after which the run ends; and a bounded run that always ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.edge.test_ahead import Node, at
 from tests.waiting import until
 
 from fordstone import Pipeline, tumbling
@@ -126,3 +127,17 @@ def test_the_epoch_of_the_end_is_replayed_as_it_was(tmp_path: Path):
     again = counting(source, sink=found).run(state=tmp_path)
     assert (again.outcome, again.progress.epoch) == ("already_ended", report.progress.epoch)
     assert sorted(found.rows().rows()) == COUNTS
+
+
+def test_a_bounded_run_ends_although_its_timeout_is_too_short_for_any_checkpoint():
+    node = Node(
+        source=MemorySource([[(number, at(number)) for number in range(5)]]), bounded=True, checkpoint_timeout="100us"
+    )
+    for _ in range(200):
+        node.clock.now_us += 100
+        # Against the stream: a barrier needs one round per task.
+        for one in reversed(node.engine.steppables()):
+            one.step()
+    assert node.engine.over
+    assert node.engine.coordinator.given_up > 0
+    assert node.found()[0] == [[0, 1, 2, 3, 4]]

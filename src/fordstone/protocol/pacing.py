@@ -17,13 +17,15 @@ PILED_UP_EPOCHS: Final = 1_000
 """From this number of epochs on that wait for the hub, it does not matter to the center that the next ones are longer."""
 AHEAD_SHARE: Final = 60
 """The clock that rows are compared with (rule 7) is read at barriers: it may be late by one part in this number of `max_ahead`."""
+TIMEOUT_DOUBLINGS_MAX: Final = 10
+"""The timeout of an attempt doubles with each one before it that was given up, so that one succeeds however short it is."""
 OFFLINE_SHARE: Final = 4
 """The center hears of a node at its epochs: it does at least this number of times before the node counts as offline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The interval between checkpoints, and the timeout of one."""
+    """The interval between checkpoints, and the timeout of one after which none was given up."""
 
     interval_us: int
     timeout_us: int
@@ -50,6 +52,8 @@ class PacingFacts:
     """Every source has ended and every loop is empty."""
     stopping: bool
     """A stop was requested."""
+    given_up: int = 0
+    """How many attempts were given up since the last one that was sealed."""
     idle: bool = False
     """Nothing has happened in the last epochs, nor since: no row came, no time moved, no partition came or went, and nothing is due by the
     clock."""
@@ -91,7 +95,7 @@ def decide(pace: Pace, facts: PacingFacts) -> PacingDecision:
     if facts.running:
         if facts.missing == 0:
             return Seal()
-        deadline_us = facts.started_us + pace.timeout_us
+        deadline_us = facts.started_us + (pace.timeout_us << min(facts.given_up, TIMEOUT_DOUBLINGS_MAX))
         return GiveUp() if facts.now_us >= deadline_us else Wait(deadline_us)
     if facts.drained or facts.stopping:
         return Begin(last=True)

@@ -94,7 +94,7 @@ class Coordinator:
         `PacingFacts`.
         """
         self.wake: Callable[[], None] = lambda: None
-        self.given_up = 0
+        self.given_up = self._given_up_in_a_row = 0
         self.begun = 0
         self.over = False
         """The last attempt has been sealed."""
@@ -169,6 +169,7 @@ class Coordinator:
         self._settled = self._settled or self._settling
         empty = not (self._moved_before or any(snapshot.moved for snapshot in sealing.snapshots))
         self._empty_epochs = self._empty_epochs + 1 if empty else 0
+        self._given_up_in_a_row = 0
         self._moved_before = False
         due = (snapshot.clock_due_us for snapshot in sealing.snapshots)
         self._clock_due_us = min((at_us for at_us in due if at_us is not None), default=None)
@@ -231,6 +232,7 @@ class Coordinator:
             requested=self._requested,
             drained=self._finished >= self._ends and self._bounded,
             stopping=self._stopping or self._settled,
+            given_up=self._given_up_in_a_row,
             idle=self._is_idle(),
             piled_up=self._piled_up(),
         )
@@ -324,6 +326,7 @@ class Coordinator:
         # Some tasks have passed its barrier, and count what happened from there on.
         self._moved_before = True
         self.given_up += 1
+        self._given_up_in_a_row += 1
         self._started_us = self._clock.monotonic_us()
         self._resume()
 
