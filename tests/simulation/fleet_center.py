@@ -16,7 +16,7 @@ from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.assembly import ConnectorOpener, Job
 from fordstone.edge.run import recovered_engine
 from fordstone.epochs.store import CheckpointStore
-from fordstone.errors import NodeStoppedError
+from fordstone.errors import NodeStoppedError, SourceError
 from fordstone.hub.client.reader import Follower
 from fordstone.lang.schema import Schema
 from fordstone.plan import plan as p
@@ -96,6 +96,10 @@ class Center(Host):
             self.crash()
             self.stopped = error
             self.ledger.faults[Fault.READER_STOPPED] += 1
+            return True
+        if self.ledger.restores and isinstance(error, SourceError):
+            # Rows that were listed before the hub was restored are gone. Started again, it lists what there is now.
+            self.crash()
             return True
         return super().stops_with(error)
 

@@ -65,6 +65,10 @@ class HubCopies:
         self._ledger.faults[Fault.HUB_RESTORED] += 1
         self._ledger.faults[Fault.HUB_RESTORED_AGAIN] += self._restored
         self._restored = True
+        # What stopped a reader of the former log says nothing of this one.
+        self._tap.stopped.clear()
+        if self._center is not None:
+            self._center.stopped = None
         self._hub.restore(backup, now_us=self._now_us())
         self._ledger.note_restored(self._hub, [node.name for node in self._nodes])
         for node in self._nodes:

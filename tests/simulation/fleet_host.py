@@ -21,7 +21,7 @@ from tests.simulation.simulator import NoDeadLetters, SimClock
 from fordstone.edge.engine.assembly import ConnectorOpener, Job
 from fordstone.edge.engine.engine import Engine, Environment
 from fordstone.epochs.store import CheckpointStore
-from fordstone.errors import FencedError, HubError, HubRefusedError, NodeStoppedError
+from fordstone.errors import FencedError, HubError, HubRefusedError, SourceError
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
 KEEP: Final = 2
@@ -147,7 +147,7 @@ def step(host: Host, work: Step) -> bool:
     except FencedError:
         host.shut_out()
         return True
-    except (HubError, NodeStoppedError) as error:
+    except (HubError, SourceError) as error:
         if not host.stops_with(error):
             raise
         return True

@@ -216,7 +216,7 @@ class FleetHub:
     def restore(self, backup: Backup, *, now_us: int) -> None:
         """Put a copy in the place of the data, mark it as restored as `fordstone hub restore` does, and start.
 
-        `now_us`: by a clock that is right. Two restores of one backup are told apart by the time.
+        `now_us`: by a clock that is right. Two restores of one backup differ by the time.
         """
         self.crash()
         for path in self._files():

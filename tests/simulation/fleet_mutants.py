@@ -16,7 +16,7 @@ import msgspec
 from tests.simulation.fleet_hub import MemoryBlobs
 from tests.simulation.mutants import operators_go_by_the_machines_clock
 
-from fordstone.connectors.hub import HubReader, HubSource
+from fordstone.connectors.hub import HubReader
 from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.sender import Sender
 from fordstone.epochs.manifest import PartitionCut
@@ -266,18 +266,6 @@ def index_pages_lose_their_last_epoch() -> Iterator[None]:
 
 
 @contextmanager
-def numbers_of_a_former_log_are_believed() -> Iterator[None]:
-    """A reader takes the number of a commit for the same commit, although the log was restored since."""
-    original = HubSource._newest_commit
-
-    def forgetful(self: HubSource, node: str) -> tuple[str | None, int]:
-        return None, original(self, node)[1]
-
-    with patch.object(HubSource, "_newest_commit", forgetful):
-        yield
-
-
-@contextmanager
 def ended_node_does_not_look_at_the_hub() -> Iterator[None]:
     """A node that has sent everything does not notice that the hub was restored."""
 
@@ -328,7 +316,6 @@ FLEET_MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         positions_are_not_compared,
         lease_does_not_need_the_head,
         index_pages_lose_their_last_epoch,
-        numbers_of_a_former_log_are_believed,
         ended_node_does_not_look_at_the_hub,
         restored_hub_reports_no_gap,
         node_offers_nothing_again,
