@@ -145,7 +145,7 @@ def test_other_rows_under_a_known_epoch_are_refused(tmp_path: Path) -> None:
     assert numbers(tmp_path / "t") == [1, 2]
 
 
-def test_a_commit_of_parts_fails_when_a_newer_generation_takes_over_and_its_files_go(
+def test_a_commit_of_parts_fails_when_a_newer_generation_takes_over_and_its_files_are_in_no_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_off, writer = parted(tmp_path / "t", of_node("a", 1))
@@ -161,7 +161,8 @@ def test_a_commit_of_parts_fails_when_a_newer_generation_takes_over_and_its_file
     monkeypatch.setattr(DeltaSink, "_append_files", overtaken)
     with pytest.raises(FencedError, match=r"generation 2\.1"):
         cut_off.release_parts(1, "a", [part])
-    assert files(tmp_path / "t") == []
+    # The file stays, because the successor may release the same one; a vacuum removes it.
+    assert len(files(tmp_path / "t")) == 1
     successors[0].release(1, frame(1))
     assert numbers(tmp_path / "t") == [1]
 

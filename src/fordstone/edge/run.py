@@ -41,6 +41,7 @@ from fordstone.runtime.fresh import set_aside, to_set_aside
 from fordstone.runtime.signals import Signals, StopRequest
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import failpoints_of_process
+from fordstone.structs import prepare_structs
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ class ThreadScheduler:
 
         `HungError`, from that if there was one, if a thread is still in its last step after `join_seconds`.
         """
+        prepare_structs()
         for steppable, event in zip(self._steppables, self._events, strict=True):
             steppable.wake = event.set
         for index, (steppable, event) in enumerate(zip(self._steppables, self._events, strict=True)):

@@ -64,6 +64,7 @@ from fordstone.hub.messages import (
 )
 from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
+from fordstone.structs import prepare_structs
 
 M = TypeVar("M", bound=Message)
 P = TypeVar("P", bound=Nodes | Streams | Epochs | DamagedBlobs)
@@ -102,6 +103,7 @@ class HubClient:
     """One hub, as one holder of a token sees it."""
 
     def __init__(self, address: HubAddress, *, timeout_s: float = TIMEOUT_SECONDS) -> None:
+        prepare_structs()
         self.address = address
         self._timeout_s = timeout_s
         self._direct = DirectBlobs() if address.direct else None

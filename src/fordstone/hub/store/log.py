@@ -24,6 +24,7 @@ from fordstone.hub.store.log_schema import StoreFailedError
 from fordstone.hub.store.log_writer import LogWriter
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
+from fordstone.structs import prepare_structs
 
 JOBS_PER_TRANSACTION_MAX: Final = 256
 WAITING_JOBS_MAX: Final = 10_000
@@ -120,6 +121,7 @@ class HubLog:
         self._clock_us = clock_us
         self._failpoints = failpoints or NoFailpoints()
         self._jobs: queue.SimpleQueue[_Job | _Upkeep | None] = queue.SimpleQueue()
+        prepare_structs()
         self._mutex = threading.Lock()
         self._closed = False
         self._unrecorded: dict[str, tuple[int, int]] = {}
