@@ -357,6 +357,14 @@ def test_dropping_keeps_as_many_rows_as_fit_however_many_epochs_there_are():
     assert set(node.outbox.held()) == {digest(epoch) for epoch in range(91, 101)}
 
 
+def test_an_epoch_larger_than_the_bound_stays_until_newer_rows_come():
+    node = Node(bytes_max=300, drops=True)
+    node.seal(cut(1, size_bytes=1_000), cut(2, size_bytes=0, stream=None), cut(3, stream=None))
+    assert set(node.outbox.held()) == {digest(1)}
+    node.seal(4)
+    assert set(node.outbox.held()) == {digest(4)}
+
+
 def test_dropping_takes_the_oldest_rows_and_leaves_their_epochs_and_times():
     bytes_max = 300
     node = Node(bytes_max=bytes_max, drops=True)

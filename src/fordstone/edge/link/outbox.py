@@ -261,7 +261,8 @@ class Outbox:
         size_bytes = sum(run.size_bytes for segment in entry_of(cut).streams.values() for run in segment.runs)
         with self._io:
             if self._drops:
-                if (beyond := self._bytes + size_bytes - self._bytes_max) > 0 and self._bytes:
+                # An epoch larger than the bound stays until newer rows come; one without rows makes nothing go.
+                if (beyond := self._bytes + size_bytes - self._bytes_max) > 0 and self._bytes and size_bytes:
                     self._drop(beyond)
                 return
             waiting_bytes, size_bytes = self._bytes + ENTRY_BYTES * self.epochs, size_bytes + ENTRY_BYTES
