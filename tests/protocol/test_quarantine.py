@@ -13,7 +13,6 @@ from fordstone.protocol.quarantine import (
     decide_skip,
     is_waived,
     open_gaps,
-    passed_over,
     readable,
 )
 
@@ -47,13 +46,6 @@ def skips(*ranges: tuple[int, int]) -> tuple[Skip, ...]:
 )
 def test_a_reader_goes_on_after_what_is_skipped_and_stops_before_what_is_in_quarantine(position, limits, after, until):
     assert readable(position, limits) == Readable(after=after, until=until)
-
-
-def test_the_ranges_that_a_reader_passes_over_are_named():
-    limits = ReadLimits(skips=skips((25, 27), (28, 30), (40, 41)))
-    assert passed_over(24, limits) == skips((25, 27), (28, 30))
-    assert passed_over(10, limits) == ()
-    assert passed_over(29, limits) == skips((28, 30))
 
 
 def test_a_position_up_to_the_end_of_a_skip_is_not_compared_with_the_log():

@@ -151,7 +151,9 @@ def describe_reading(one: NodeInfo) -> str:
         found.append(f"not read from epoch {one.quarantine.epoch} on: {safe(one.quarantine.reason)}")
     if one.resync:
         found.append("not in contact since the hub was restored")
-    found += [f"{epochs_text(first, last)} lost" for first, last in open_gaps(one.lost, one.skips)]
+    found += [
+        f"{epochs_text(first, last)} lost" for first, last in open_gaps(one.lost, [skip.span for skip in one.skips])
+    ]
     return "; ".join(found)
 
 

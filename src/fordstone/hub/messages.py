@@ -21,6 +21,7 @@ from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.plan.ids import NAME_PATTERN
 from fordstone.protocol.chain import CHAIN_CHARS, CHAIN_START, chained
 from fordstone.protocol.progress import Counters
+from fordstone.protocol.quarantine import Skip
 from fordstone.state.base import RunRef
 
 API: Final = "/v1"
@@ -531,6 +532,10 @@ class SkippedEpochs(Message, frozen=True):
     rows: int
     """Of these epochs, as far as the hub has them when they were skipped."""
     at_us: int
+
+    @property
+    def span(self) -> Skip:
+        return Skip(first=self.first, last=self.last)
 
 
 class ForgetRequest(Message, frozen=True):

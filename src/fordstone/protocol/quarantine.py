@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -52,12 +52,6 @@ def readable(position: int, limits: ReadLimits) -> Readable:
     return Readable(after=after, until=min(ends, default=None))
 
 
-def passed_over(position: int, limits: ReadLimits) -> tuple[Skip, ...]:
-    """Return the ranges that a reader at this position passes over next."""
-    after = readable(position, limits).after
-    return tuple(skip for skip in sorted(limits.skips) if position < skip.last <= after)
-
-
 def describe_ways_on(pipeline: str, node: str, epoch: int) -> str:
     """Return the commands that end a quarantine at this epoch, as a sentence."""
     which = f"{node} --pipeline {pipeline}"
@@ -69,16 +63,7 @@ def is_waived(epoch: int, skips: Iterable[Skip]) -> bool:
     return any(epoch <= skip.last for skip in skips)
 
 
-class EpochSpan(Protocol):
-    """A range of epochs, as `Skip` and the hub's message have it."""
-
-    @property
-    def first(self) -> int: ...
-    @property
-    def last(self) -> int: ...
-
-
-def open_gaps(lost: Iterable[tuple[int, int]], skips: Collection[EpochSpan]) -> list[tuple[int, int]]:
+def open_gaps(lost: Iterable[tuple[int, int]], skips: Collection[Skip]) -> list[tuple[int, int]]:
     """Return the ranges of lost epochs (first, last) that no skip covers: readers stop at them."""
     return [(first, last) for first, last in lost if not any(one.first <= first and last <= one.last for one in skips)]
 

@@ -74,7 +74,7 @@ from fordstone.protocol.lease import (
     Superseded,
     decide_lease,
 )
-from fordstone.protocol.quarantine import ReadLimits, Skip, is_waived, readable
+from fordstone.protocol.quarantine import ReadLimits, is_waived, readable
 from fordstone.protocol.restored import is_former
 from fordstone.state.base import RunRef
 
@@ -357,7 +357,7 @@ def _read_limits(log: LogReader, node_id: int, *, planned: bool) -> ReadLimits:
     current = None if planned else log.quarantine(node_id)
     return ReadLimits(
         quarantined=0 if current is None else current.epoch,
-        skips=tuple(Skip(first=one.first, last=one.last) for one in log.skips(node_id)),
+        skips=tuple(one.span for one in log.skips(node_id)),
     )
 
 

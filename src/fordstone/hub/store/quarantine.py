@@ -72,7 +72,7 @@ def skip(tx: Transaction, pipeline: str, node: str, request: SkipRequest) -> Ski
         head=known.head,
         quarantined=0 if current is None else current.epoch,
         lost=tx.log.lost_epochs(known.node_id),
-        skips=[Skip(first=one.first, last=one.last) for one in skips],
+        skips=[one.span for one in skips],
     )
     decision = decide_skip(facts, request.until)
     where = f"pipeline {pipeline} on node {node}"
