@@ -10,9 +10,9 @@ import pytest
 
 from fordstone.edge.link.scrub import RunScrub
 from fordstone.epochs.copies import Uploader, fetch_run
+from fordstone.epochs.run_file import SCRUB_PASS_US
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import DamagedError, HubAwayError
-from fordstone.protocol.scrub import PASS_US
 from fordstone.state.base import RunRef
 from fordstone.storage.remote import DiskRemote
 from fordstone.testing.memory_disk import MemoryDisk
@@ -50,7 +50,7 @@ class World:
 
     def one_pass(self) -> None:
         """Step through a whole pass, moving the clock over every wait."""
-        until_us = self.clock.us + PASS_US
+        until_us = self.clock.us + SCRUB_PASS_US
         while True:
             self.scrub.step()
             wait_us = self.scrub.idle_wait_us

@@ -19,6 +19,7 @@ from tests.hub.sending import commit_of, digest_of, entry, select
 from tests.waiting import until
 
 from fordstone.cli.main import cli
+from fordstone.epochs.run_file import SCRUB_PASS_US
 from fordstone.errors import HubAwayError, HubRefusedError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
@@ -30,7 +31,6 @@ from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.retention import Keeping, Retention
 from fordstone.hub.store.scrub import ReadPace, Scrub, ScrubStoppedError
 from fordstone.hub.store.sqlite import SqliteStore
-from fordstone.protocol.scrub import PASS_US
 from fordstone.state.base import RunRef
 
 SIZES = {"small": 5_000, "a file": 40_000, "a file of many pieces": 5 * CHUNK_BYTES // 2}
@@ -216,9 +216,9 @@ def test_the_background_resumes_after_a_restart_and_begins_again_once_a_day(
     rest = [again.scrub.next_piece(lambda _: None) for _ in range(2)]
     assert [one.blobs for one in rest if one is not None] == [2, 1]
     assert again.scrub.next_piece(lambda _: None) is None, "the next pass is not due"
-    again.ran_us = PASS_US - 1
+    again.ran_us = SCRUB_PASS_US - 1
     assert again.scrub.next_piece(lambda _: None) is None
-    again.ran_us = PASS_US
+    again.ran_us = SCRUB_PASS_US
     assert again.scrub.next_piece(lambda _: None) is not None
     again.log.close()
 

@@ -1,19 +1,13 @@
-"""The directory of runs: each under its digest, written once, checked whenever it is read.
+"""Runs: frames as Arrow IPC, named by the sha256 of their bytes, in a directory (`RunStore`).
 
-The store decides which runs are removed; this module records which must stay because no manifest names them yet.
+Large frames are written in the file format, which Polars writes and reads on all cores; small ones in the stream format, which costs a
+thirtieth for a frame of a few rows. The first bytes show which it is. `store` decides which runs are removed; `RunStore` records which
+must stay because no manifest names them yet.
 
-Invariants: a run has its final name only when its bytes are durable; a run handed out by `write` or `put` is held until
-a manifest names it, or for `HOLD_COMMITS` commits.
-
-The bytes of a run: a frame as Arrow IPC, named by the sha256 of the file.
-
-Leaves naming, writing and collecting of files to `store`. Large frames are written in the file format, which Polars
-writes and reads on all cores; small ones in the stream format, which costs a thirtieth for a frame of a few rows. The
-first bytes tell them apart.
-
-Invariants: nothing is parsed whose size and digest are not what the reference says. Equal bytes are equal rows, but
-equal rows need not be equal bytes (what lies under a null is anything): to compare rows, compare frames. A digest guards
-against damage, not against forgery: runs of others are decoded by `untrusted`. What is encoded here is within the bounds that apply there.
+Invariants: a run has its final name only when its bytes are durable; a run that `write` or `put` has returned is held until a manifest
+names it, or for `HOLD_COMMITS` commits. Nothing is parsed whose size and digest are not what the reference says. Equal bytes are equal
+rows, but equal rows need not be equal bytes (under a null there may be anything): to compare rows, compare frames. A digest guards
+against damage, not against forgery: runs of others are decoded by `untrusted`, and what is encoded here is within its bounds.
 """
 
 from __future__ import annotations
@@ -35,6 +29,8 @@ from fordstone.storage.disk import Data, Disk
 Compression = Literal["zstd", "lz4", "none"]
 COMPRESSIONS: Final[tuple[Compression, ...]] = ("zstd", "lz4", "none")
 DIGEST_CHARS: Final = 64
+SCRUB_PASS_US: Final = 24 * 3_600_000_000
+"""A hub reads its blobs, and a node its runs, at most once in this running time to find damage: a small store is not read all the time."""
 _HEX: Final = frozenset("0123456789abcdef")
 _FILE_ROWS_MIN: Final = 50_000
 """From this many rows on the file format is quicker. Decided by rows alone, so that equal frames give equal files."""

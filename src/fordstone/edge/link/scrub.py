@@ -16,10 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from fordstone.epochs.run_file import short
+from fordstone.epochs.run_file import SCRUB_PASS_US, short
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import CheckpointError, DamagedError, HubError, StorageError
-from fordstone.protocol.scrub import PASS_US, pause_s
 from fordstone.runtime.clock import Clock
 from fordstone.state.base import RunRef
 from fordstone.storage.disk import FatalStorageError
@@ -73,7 +72,7 @@ class RunScrub:
             if now_us < self._next_pass_us:
                 self._due_us = self._next_pass_us
                 return False
-            self._next_pass_us = now_us + PASS_US
+            self._next_pass_us = now_us + SCRUB_PASS_US
             runs = sorted(self._named(), key=lambda run: run.digest)
             first = int(self._chance() * len(runs))
             # Those that were damaged come first: they may have been repaired, or a copy can be asked again.
@@ -84,7 +83,7 @@ class RunScrub:
         if self._left:
             run = self._left.popleft()
             self._check(run)
-            self._due_us = now_us + max(int(pause_s(run.size_bytes, self._bytes_per_s) * 1e6), RUN_US_MIN)
+            self._due_us = now_us + max(run.size_bytes * 1_000_000 // self._bytes_per_s, RUN_US_MIN)
         return False
 
     def _named(self) -> set[RunRef]:

@@ -16,12 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from fordstone.epochs.run_file import digest_of
+from fordstone.epochs.run_file import SCRUB_PASS_US, digest_of
 from fordstone.hub.store.blobs import BlobLocks, BlobStore, is_whole
 from fordstone.hub.store.log import HubLog, Transaction
 from fordstone.hub.store.log_records import BlobRecord
 from fordstone.hub.store.log_schema import StoreFailedError
-from fordstone.protocol.scrub import PASS_US, pause_s
 
 RATE_BYTES: Final = 4 << 20
 """Bytes per second that the hub reads in the background, by default."""
@@ -58,7 +57,7 @@ class ReadPace:
 
     def wait(self, size_bytes: int) -> None:
         """Pause for as long as this many bytes should take; raises `ScrubStoppedError` once the hub stops."""
-        if self._stop.wait(pause_s(size_bytes, self._bytes_per_s)):
+        if self._stop.wait(size_bytes / self._bytes_per_s):
             raise ScrubStoppedError
 
 
@@ -87,7 +86,7 @@ class Scrub:
         if not after:
             if self._log.ran_us() < due_us:
                 return None
-            due_us = self._log.ran_us() + PASS_US
+            due_us = self._log.ran_us() + SCRUB_PASS_US
         found = self.piece(after, pace=pace, small_only=small_only)
         self._log.write(lambda tx: tx.log.save_scrub(found.after or "", due_us=due_us)).result()
         return found
