@@ -280,6 +280,6 @@ class FakeHub(HubClient):
 
 def wait_until_listed(facts: StreamFacts, node: str, epoch: int) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
-    while facts.last(node) < epoch:
+    while (newest := facts.newest(node)) is None or newest.epoch < epoch:
         assert time.monotonic() < deadline, f"epoch {epoch} of {node} was not listed"
         threading.Event().wait(0.001)

@@ -90,9 +90,9 @@ def test_facts_of_another_log_take_the_place_of_the_old_ones_once_they_are_compl
     new.add("a", Epoch(), Epoch())
     new.add("b", Epoch())
     for more in (True, True, False):
-        assert (facts.nodes(), facts.last("a"), facts.complete) == (("a", "lost"), 9, True)
+        assert (facts.nodes(), facts.newest("a").epoch, facts.complete) == (("a", "lost"), 9, True)
         assert facts.add(new.stream_nodes(PIPELINE, STREAM, after=facts.after, log_id=facts.log_id)) is more
-    assert (facts.nodes(), facts.last("a")) == (("a", "b"), 2)
+    assert (facts.nodes(), facts.newest("a").epoch) == (("a", "b"), 2)
 
 
 def test_all_nodes_are_listed_although_the_hub_is_away_in_between():

@@ -44,7 +44,6 @@ from fordstone.errors import (
     HubError,
     HubRefusedError,
     NodeQuarantinedError,
-    NodeStoppedError,
     RejectedEpochError,
     SourceError,
 )
@@ -67,7 +66,6 @@ from fordstone.hub.messages import (
     EpochRange,
     NodeEpochs,
     NodePosition,
-    NodeStop,
     StreamEpoch,
     StreamNode,
 )
@@ -228,7 +226,7 @@ class HubSource(Source):
             wanted = {str(partition): self._range(partition, epoch - 1, until=epoch)}
             one = self.reader.retry(lambda: self.reader.plan(wanted, rows_max=1))[partition]
             if one.stopped is not None:
-                raise self._stop(partition, epoch - 1, one.stopped)
+                raise self.reader.stopped(partition, epoch - 1, one.stopped)
             found = one.end
         return (found or START).identity
 
@@ -395,7 +393,7 @@ class HubSource(Source):
                     self._buffer.put(name, ranges[name].after, one.epochs)
             asked = page.nodes.get(node, NodeEpochs())
             if asked.stopped is not None:
-                raise self._stop(node, position, asked.stopped)
+                raise self.reader.stopped(node, position, asked.stopped)
             self._note_wait(node, asked)
             if asked.skipped:
                 log.warning(
@@ -518,14 +516,10 @@ class HubSource(Source):
                 )
         own = found[node]
         if own.stopped is not None:
-            raise self._stop(node, position, own.stopped)
+            raise self.reader.stopped(node, position, own.stopped)
         self._note_wait(node, own)
         if own.end.epoch <= position:
             self._asked[node] = newest_commit
-
-    def _stop(self, node: str, position: int, stop: NodeStop) -> NodeStoppedError:
-        """What a node's trouble becomes. It is raised where the node is planned or read; other nodes are not concerned."""
-        return self.reader.stopped(node, position, stop)
 
     def _note_wait(self, node: str, found: NodeEpochs) -> None:
         """Log, once, why a node of a restored hub is waited for."""

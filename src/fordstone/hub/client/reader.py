@@ -171,11 +171,6 @@ class StreamFacts:
         with self._mutex:
             return self._newest.get(node)
 
-    def last(self, node: str) -> int:
-        """The number of the newest epoch of a node; 0: none."""
-        newest = self.newest(node)
-        return 0 if newest is None else newest.epoch
-
     def all(self) -> tuple[StreamNode, ...]:
         """The newest epoch of each node, in no order."""
         with self._mutex:
