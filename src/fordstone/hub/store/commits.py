@@ -1,12 +1,10 @@
-"""What the hub decides within a transaction or a snapshot of its log: leases, commits, pages of streams, control tables.
+"""What the hub decides within a transaction or a snapshot of its log: leases, commits, pages of streams, positions of consumers.
 
-`protocol.lease` and `protocol.delivery` decide about leases and commits; this module gathers their facts and carries the
-decision out. Bodies were checked before (`handlers`).
+`protocol.lease`, `protocol.delivery`, `protocol.chain` and `protocol.quarantine` decide; this module gathers their facts and carries
+the decision out. Bodies were checked before (`handlers`).
 
 Invariants: an epoch's segments, its entry, the node's head and the checkpoint become visible together; the last two
-checkpoints of a node are kept whole; nothing references a blob that is not stored whole. Versions of a control table are
-numbered from 1 without gaps; one (owner, batch) is one version however often it is sent, and with whatever bytes; an owner
-that was superseded by another publishes nothing more.
+checkpoints of a node are kept whole; nothing references a blob that is not stored whole.
 """
 
 from __future__ import annotations
@@ -229,15 +227,14 @@ def save_health(tx: Transaction, pipeline: str, node: str, health: Health) -> No
 
 def save_position(tx: Transaction, pipeline: str, consumer: str, position: ConsumerPosition) -> None:
     """Register a consumer, and advance its positions, which were checked before (`check_positions`)."""
+    where = f"consumer {consumer} of pipeline {pipeline}"
     if not tx.log.has_consumer(pipeline, consumer):
-        where = f"consumer {consumer} of pipeline {pipeline}"
         remedy = "Remove those that are gone for good: fordstone hub forget consumer"
         of_pipeline, in_all = tx.log.count_consumers(pipeline) + 1, tx.log.count_consumers(None) + 1
         check_limit(where, of_pipeline, tx.limits.consumers_per_pipeline, "consumers of a pipeline", remedy)
         check_limit(where, in_all, tx.limits.consumers, "consumers", remedy)
     streams = len(tx.log.streams_of_consumer(pipeline, consumer) | position.streams.keys())
     remedy = "Read the others under another consumer name"
-    where = f"consumer {consumer} of pipeline {pipeline}"
     check_limit(where, streams, tx.limits.streams_per_pipeline, "streams of a consumer", remedy)
     tx.log.save_position(pipeline, consumer, position, now_us=tx.now_us)
 

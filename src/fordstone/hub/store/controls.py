@@ -1,7 +1,8 @@
 """Control tables at the hub: publishing versions, and reading them. Decisions are made in `protocol.publication` and `protocol.chain`.
 
 Invariants: versions of a table are chained, and their numbers only grow, also across a restore from a backup, so that a reader's position
-is (number, chain); a reader whose position is not one of this log is given the whole table, with the reason.
+is (number, chain); a reader whose position is not one of this log gets the whole table, with the reason. One (owner, batch) is one version,
+however often it is sent and with whatever bytes; an owner that another one has superseded publishes nothing more.
 """
 
 from __future__ import annotations
