@@ -142,19 +142,19 @@ def read_share(url: str, file: Path) -> dict[str, Any]:
 def follow(url: str, file: Path) -> dict[str, Any]:
     """Plan and read as the source of a hosted center does."""
     del file
-    from fordstone.connectors.base import system_clock_us
     from fordstone.connectors.hub import HubOptions, HubSource
     from fordstone.hub.client.address import HubAddress
     from fordstone.hub.client.client import client_of
     from fordstone.lang.schema import Schema
     from fordstone.plan.ids import Position
+    from fordstone.storage.clock import monotonic_clock_us
 
     source = HubSource(
         client_of(HubAddress(url=url)),
         HubOptions(pipeline=PIPELINE, stream=STREAM),
         Schema.of({"dev": "bigint", "temp": "double"}),
         bounded=True,
-        clock_us=system_clock_us,
+        clock_us=monotonic_clock_us,
     )
     nodes = source.partitions()
     plans = {node: source.plan_read(node, Position(0), 1_000_000).position for node in nodes}

@@ -336,7 +336,7 @@ class MicroSpark:
     @contextmanager
     def clock(self) -> Iterator[None]:
         """What is planned meanwhile is planned by this clock."""
-        with mock.patch.object(source_module, "system_clock_us", self._clock_us):
+        with mock.patch.object(source_module, "monotonic_clock_us", self._clock_us):
             yield
 
     def _clock_us(self) -> int:

@@ -330,7 +330,7 @@ def test_the_epochs_of_a_batch_job_are_spread_over_tasks_by_their_bytes():
 def test_while_the_hub_is_away_it_is_asked_less_and_less_often(monkeypatch: pytest.MonkeyPatch):
     hub, now_us = FakeHub(away=True), 0
     monkeypatch.setattr(StreamSetting, "reader", lambda _: StreamReader(hub, PIPELINE, STREAM))
-    monkeypatch.setattr(source_module, "system_clock_us", lambda: now_us)
+    monkeypatch.setattr(source_module, "monotonic_clock_us", lambda: now_us)
     reader = HubStreamReader(
         StreamSetting.of({"hub": "http://127.0.0.1:1", "pipeline": PIPELINE, "stream": STREAM}), StructType([])
     )

@@ -31,6 +31,7 @@ from fordstone.cli.options import (
 )
 from fordstone.cli.tiers import command, event_of, forwarded, spawning
 from fordstone.cli.view.view import PROGRESS
+from fordstone.storage.clock import monotonic_clock_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,6 @@ def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbo
     words = [*given_options(context, names), "--node", node, "--logs", "json", *(["-v"] * verbose)]
     words += ["--progress-every", HEALTH_EVERY] if health is not None else []
     from fordstone.edge.agent.supervisor import Job, Supervisor
-    from fordstone.runtime.clock import SystemClock
     from fordstone.runtime.signals import Signals
 
     watches: dict[str, PipelineWatch] = {}
@@ -102,7 +102,7 @@ def edge(context: click.Context, /, files: tuple[str, ...], *, state: str, verbo
         with wrong_usage():
             serving = HealthServer(health, tuple(watches.values()))
     lines = ChildLines(watches)
-    supervisor = Supervisor(spawn=spawning(lines.on_line, catch_out=False), monotonic_us=SystemClock().monotonic_us)
+    supervisor = Supervisor(spawn=spawning(lines.on_line, catch_out=False), monotonic_us=monotonic_clock_us)
     for label, file in labels.items():
         first = command("run", file, "--part", "edge", "--state", str(Path(state) / label), *words)
         # --take-over is repeated until it has succeeded, since it cannot while the hub is away. A restart after that omits it:

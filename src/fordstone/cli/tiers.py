@@ -24,6 +24,7 @@ from fordstone.cli.fresh import set_tiers_aside
 from fordstone.cli.logs import json_line, text_line, write_line
 from fordstone.cli.options import OUTBOX, engine_options, given_options, is_given, is_typed, reject_tier_options
 from fordstone.cli.view.view import OVER, PREPARES, PROGRESS, TWO, View, make_view
+from fordstone.storage.clock import monotonic_clock_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +188,6 @@ def run_tiers(context: click.Context, file: str, plan: Plan) -> None:
     _reject_options(context)
     from fordstone.edge.agent.supervisor import Supervisor
     from fordstone.protocol.retry import AT_A_TERMINAL
-    from fordstone.runtime.clock import SystemClock
     from fordstone.runtime.signals import Signals
 
     state = Path(options["state"])
@@ -205,7 +205,7 @@ def run_tiers(context: click.Context, file: str, plan: Plan) -> None:
         raise UserError(f"--state {state}: the directory cannot be written ({error}).") from error
     supervisor = Supervisor(
         spawn=spawning(router.on_line, catch_out=True),
-        monotonic_us=SystemClock().monotonic_us,
+        monotonic_us=monotonic_clock_us,
         policy=AT_A_TERMINAL,
         given_up_level=logging.INFO,
     )

@@ -9,7 +9,6 @@ subclasses of `ConnectorKind`. Engines ask for capabilities and never compare th
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from fordstone.protocol.claim import Keep, OwnedByNewer, SinkWriter, Take, decid
 from fordstone.protocol.lease import NO_FENCE, Fence
 from fordstone.protocol.partitions import SeriesPlace
 from fordstone.protocol.progress import NotRead
+from fordstone.storage.clock import monotonic_clock_us
 from fordstone.storage.disk import Disk
 
 ClockUs = Callable[[], int]
@@ -38,11 +38,6 @@ ALL_ROWS: Final = 1 << 62
 """For `Source.plan_read`: everything that is there."""
 PLAN_READ_ROWS: Final = 1 << 16
 """How many rows `Source.plan_read` reads at a time, if it has to read."""
-
-
-def system_clock_us() -> int:
-    """Return the machine's own monotonic clock."""
-    return time.monotonic_ns() // 1_000
 
 
 class Delivery(StrEnum):
@@ -512,7 +507,7 @@ class OpenContext:
     """Given to kinds that declare `NEEDS_HOME`. None where a task runs without a state directory, as Spark's executors do."""
     keeps_state: bool = True
     """Whether a later run may resume from the positions of this one."""
-    clock_us: ClockUs = system_clock_us
+    clock_us: ClockUs = monotonic_clock_us
     """Microseconds on a clock that never goes back."""
     secrets: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Values that must not be part of a plan, such as passwords, by name. The environment variables of the process by default."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from fordstone.protocol.recovery import CheckpointFact
 from fordstone.protocol.retention import decide_retention
 from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
+from fordstone.storage.clock import monotonic_clock_us
 from fordstone.storage.disk import FatalStorageError
 from fordstone.storage.remote import Remote, open_remote
 
@@ -76,7 +76,7 @@ class Uploader:
         keep: int = KEEP_DEFAULT,
         backoff: Backoff = UPLOAD_BACKOFF,
         chance: Callable[[], float] = random.random,
-        clock_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
+        clock_us: Callable[[], int] = monotonic_clock_us,
     ) -> None:
         """`keep`: the number of checkpoints that stay at the remote. `clock_us`: a monotonic clock."""
         self._store = store

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
-from fordstone.storage.clock import wall_clock_us
+from fordstone.storage.clock import monotonic_clock_us, wall_clock_us
 
 
 class Clock(Protocol):
@@ -27,4 +26,4 @@ class SystemClock:
         return wall_clock_us()
 
     def monotonic_us(self) -> int:
-        return time.monotonic_ns() // 1_000
+        return monotonic_clock_us()

@@ -21,7 +21,7 @@ import msgspec
 
 from fordstone.hub.listen import bound, parse_listen
 from fordstone.protocol.health import HealthFacts, PipelineState, WaitsFor, judge_health
-from fordstone.runtime.clock import SystemClock
+from fordstone.storage.clock import monotonic_clock_us
 
 if TYPE_CHECKING:
     from fordstone.protocol.progress import Progress
@@ -73,7 +73,7 @@ class PipelineWatch:
 
     def __init__(self, pipeline: str, *, monotonic_us: Callable[[], int] | None = None) -> None:
         self._pipeline = pipeline
-        self._now_us = monotonic_us or SystemClock().monotonic_us
+        self._now_us = monotonic_us or monotonic_clock_us
         self._lock = threading.Lock()
         self._progress: Progress | None = None
         self._progressed_us: int | None = None

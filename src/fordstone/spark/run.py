@@ -39,6 +39,7 @@ from fordstone.spark.config import SparkConfig, SparkOptions
 from fordstone.spark.hosted.checkpoint import DriverMark, QueryFiles
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
 from fordstone.spark.session.session import describe_failure, java_gone, session
+from fordstone.storage.clock import monotonic_clock_us
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.remote import local_path
 
@@ -119,7 +120,7 @@ def run_plan(
         failures = 0
         last: str | None = None
         while True:
-            began_us = time.monotonic_ns() // 1000
+            began_us = monotonic_clock_us()
             try:
                 own = spark or session(name=f"fordstone {plan.pipeline}")
                 signals.listen()
@@ -149,7 +150,7 @@ def run_plan(
                 match decide_restart(
                     policy,
                     failures=failures,
-                    lasted_us=time.monotonic_ns() // 1000 - began_us,
+                    lasted_us=monotonic_clock_us() - began_us,
                     chance=random.random(),  # noqa: S311 - jitter
                     repeated=IN_STEP in last and last == before and not _may_pass(last),
                 ):
@@ -292,7 +293,7 @@ class _Tally:
         plan: p.Plan,
         interval_us: int,
         *,
-        now_us: Callable[[], int] = lambda: time.monotonic_ns() // 1000,
+        now_us: Callable[[], int] = monotonic_clock_us,
     ) -> None:
         """`now_us`: the monotonic clock."""
         self._now_us = now_us

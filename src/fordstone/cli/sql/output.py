@@ -11,7 +11,6 @@ import codecs
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
@@ -26,6 +25,7 @@ from fordstone.connectors.memory import MemorySink
 from fordstone.errors import SinkError
 from fordstone.lang.schema import RESERVED_PREFIX, Schema
 from fordstone.plan.stream_type import TIMESTAMP, StreamType
+from fordstone.storage.clock import monotonic_clock_us
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -323,7 +323,7 @@ class LiveOutput(Output):
         self._schema = schema
         self._rows_max = rows_max
         self._bounded = bounded
-        self._clock = monotonic_us or (lambda: time.monotonic_ns() // 1_000)
+        self._clock = monotonic_us or monotonic_clock_us
         self._console = Console(file=sys.stdout, highlight=False, soft_wrap=False)
         self._drawing = Drawing(self._console)
         self._rate = Rate()

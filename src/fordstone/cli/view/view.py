@@ -25,7 +25,7 @@ from fordstone.cli.format import GAP, Table
 from fordstone.cli.logs import json_line, write_line
 from fordstone.errors import SinkError
 from fordstone.protocol.quarantine import describe_ways_on
-from fordstone.storage.clock import wall_clock_us
+from fordstone.storage.clock import monotonic_clock_us, wall_clock_us
 
 if TYPE_CHECKING:
     from fordstone.plan.plan import Plan
@@ -108,7 +108,7 @@ class View:
     names: Sequence[str] = ONE
     bounded: bool = False
     dead_letters: Path | str | None = None
-    monotonic_us: ClockUs = field(default=lambda: time.monotonic_ns() // 1_000)
+    monotonic_us: ClockUs = monotonic_clock_us
     wall_us: ClockUs = wall_clock_us
 
     def __post_init__(self) -> None:

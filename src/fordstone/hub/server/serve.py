@@ -48,7 +48,7 @@ from fordstone.hub.store.retention import Keeping, Retention
 from fordstone.hub.store.scrub import RATE_BYTES, ReadPace, Scrub, Scrubbed, ScrubStoppedError
 from fordstone.hub.store.sqlite import LOG_NAME, SqliteStore
 from fordstone.storage.atomic import write_file
-from fordstone.storage.clock import wall_clock_us
+from fordstone.storage.clock import boot_clock_us, wall_clock_us
 from fordstone.storage.disk import PRIVATE_FILE, OsDisk, make_private
 from fordstone.storage.failpoint import Failpoints, NoFailpoints, failpoints_of_process
 from fordstone.storage.remote import local_path
@@ -290,7 +290,7 @@ def _open(options: HubOptions, tokens: Tokens, files_max: int) -> Iterator[HubAp
     sqlite = SqliteStore(data / LOG_NAME, reserve=Reserve(data))
     with contextlib.closing(
         HubLog(
-            sqlite, clock_us=wall_clock_us, monotonic_us=monotonic_us, limits=options.log_limits, failpoints=failpoints
+            sqlite, clock_us=wall_clock_us, monotonic_us=boot_clock_us, limits=options.log_limits, failpoints=failpoints
         )
     ) as log:
         yield HubApp(
@@ -374,11 +374,6 @@ def check_exposure(sock: socket.socket, *, tls: bool, tokens: int, options: HubO
         f"{options.listen} can be reached from other machines, so the hub asks for TLS and tokens.\n"
         + "\n".join(missing)
     )
-
-
-def monotonic_us() -> int:
-    """Return a time that nobody sets, and that goes on while the machine sleeps."""
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1_000
 
 
 async def _run(

@@ -30,7 +30,6 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from fordstone.connectors.base import system_clock_us
 from fordstone.epochs.untrusted import DecodeBudget
 from fordstone.errors import (
     HubAwayError,
@@ -77,6 +76,7 @@ from fordstone.spark.formats.rows import (
     stored_columns,
 )
 from fordstone.state.base import RunRef
+from fordstone.storage.clock import monotonic_clock_us
 
 HUB_FORMAT: Final = "fordstone"
 NODE: Final = "_node"
@@ -470,7 +470,7 @@ class HubStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         allowed = self._limit(limit)
         if self._until is not None:
             return self._setting.reader().retry(lambda: self._latest(offset, allowed)).to_json()
-        pauses = self._pauses = self._pauses or Pauses(BACK_OFF, clock_us=system_clock_us, chance=random.random)
+        pauses = self._pauses = self._pauses or Pauses(BACK_OFF, clock_us=monotonic_clock_us, chance=random.random)
         if pauses.pausing:
             return offset.to_json()
         try:

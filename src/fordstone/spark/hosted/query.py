@@ -30,7 +30,6 @@ from fordstone.plan.ids import Position
 from fordstone.planner.check import step_digests, stream_types
 from fordstone.protocol.claim import SinkWriter
 from fordstone.runtime.available import check_available_now, check_nothing_new
-from fordstone.runtime.clock import SystemClock
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.checkpoint import IDENTITY_PATH, DriverMark, QueryFiles, QueryIdentity
 from fordstone.spark.hosted.commit import Committer, OnBatch, SinkSpec, sink_specs
@@ -41,6 +40,7 @@ from fordstone.spark.hosted.source import PipelineReader, batch_feed, opened, sh
 from fordstone.spark.hosted.stages import QuerySetting, Stages, build_stages
 from fordstone.spark.hosted.state_transfer import Seed, edge_seed, newest_epoch
 from fordstone.spark.session.session import check_location, is_connect, parallelism, prepared, warn_of_clear_tokens
+from fordstone.storage.clock import wall_clock_us
 from fordstone.storage.failpoint import failpoints_of_process
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class HostedQuery:
         steps = self.stages.sources
         self.sources.update((step.name, opened(step, bounded=True)) for step in steps)
         planner = Planner(
-            steps, self.sources, rows_max=ALL_ROWS, bounded=True, clock_us=lambda: 0, wall_us=SystemClock().wall_us
+            steps, self.sources, rows_max=ALL_ROWS, bounded=True, clock_us=lambda: 0, wall_us=wall_clock_us
         )
         before = self.seed.cut if self.seed is not None else None
         work = planner.next_work(before, epoch, seeds=self.seed is not None)

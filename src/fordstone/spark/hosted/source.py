@@ -14,7 +14,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from fordstone.connectors.base import Source, SourceOptions, system_clock_us
+from fordstone.connectors.base import Source, SourceOptions
 from fordstone.connectors.registry import open_source
 from fordstone.epochs.manifest import Cut, PartitionCut
 from fordstone.errors import CheckpointError, DamagedError, SourceError
@@ -25,7 +25,6 @@ from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.micro_batch import NextPlan, decide_plan
 from fordstone.runtime.assignment import balance
 from fordstone.runtime.chain import Chain
-from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.intake import Intake
 from fordstone.runtime.partition import DeadLetters, Partition, read_from, row_ids
 from fordstone.spark.hosted.checkpoint import QueryFiles
@@ -45,6 +44,7 @@ from fordstone.spark.hosted.plan_batches import (
 )
 from fordstone.spark.hosted.spark_files import spark_files
 from fordstone.spark.hosted.stages import QuerySetting, make_chain, tick_us
+from fordstone.storage.clock import monotonic_clock_us, wall_clock_us
 
 if TYPE_CHECKING:
     from fordstone.spark.hosted.state_transfer import Seed
@@ -278,8 +278,8 @@ class PipelineReader:
                 sources,
                 rows_max=self._rows_max,
                 bounded=self._setting.bounded,
-                clock_us=system_clock_us,
-                wall_us=SystemClock().wall_us,
+                clock_us=monotonic_clock_us,
+                wall_us=wall_clock_us,
                 tick_us=None if self._setting.bounded else tick_us(self._setting.stages.plan),
             )
         return self._planner

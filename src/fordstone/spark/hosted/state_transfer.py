@@ -9,7 +9,6 @@ because otherwise sinks may hold rows of a batch that the edge would compute aga
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,6 +36,7 @@ from fordstone.spark.hosted.packing import Packed, What, decode, encode, shard_k
 from fordstone.spark.hosted.plan_batches import partition_watermark_us
 from fordstone.spark.hosted.sent import MEMO
 from fordstone.spark.hosted.stages import QuerySetting
+from fordstone.storage.clock import wall_clock_us
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.remote import open_remote
 
@@ -301,7 +301,7 @@ def _written(
         parallelism=1,
         plan_digest=plan.digest(),
         step_digests=identity.step_digests,
-        created_us=time.time_ns() // 1000,
+        created_us=wall_clock_us(),
         cut=cut,
         tasks=_tasks(plan, build_graph(plan, 1), cut, times),
         states=tuple(states),
