@@ -310,7 +310,11 @@ def test_a_center_that_has_read_all_takes_a_forgotten_node_as_ended_and_goes_on(
     until(lambda: client.streams().streams[0].consumers["center"] == 1, "the position", seconds_max=20)
     clock.pass_silence()
     client.forget_node(PIPELINE, "a", KEEP)
-    until(lambda: source._following().newest("a").epoch == 3, "news of the closing epoch", seconds_max=20)
+    until(
+        lambda: ("a", 3) in [(one.node, one.epoch) for one in source._following().all()],
+        "news of the closing epoch",
+        seconds_max=20,
+    )
     assert source.idleness(PartitionId("a"), Position(2)) is Idleness.EXPECTED
     assert read_until(source, 2, 3) == []
     assert source.idleness(PartitionId("a"), Position(3)) is Idleness.FINISHED, "time does not wait for it"
