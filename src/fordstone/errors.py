@@ -64,7 +64,7 @@ class DamagedError(CheckpointError):
 
 
 class RejectedRunError(DamagedError):
-    """A run that a holder of a token has sent is no Arrow, is forged, becomes too large, or has other columns (rule 25)."""
+    """A run that a holder of a token has sent is not Arrow, is forged, becomes too large, or has other columns (rule 25)."""
 
 
 class EndedError(CheckpointError):

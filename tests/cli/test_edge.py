@@ -96,7 +96,7 @@ def test_who_has_taken_over_does_not_say_it_again(invoke: Invoke, monkeypatch: p
         (["nowhere.py", "--hub", NOBODY], "nowhere.py does not exist"),
         (["flow.py", "flow.py", "--hub", NOBODY], "would share the folder flow"),
         (["flow.py", "--hub", NOBODY, "--node", "a/b"], "node 'a/b'"),
-        (["flow.py", "--hub", "x"], "hub 'x' is no address"),
+        (["flow.py", "--hub", "x"], "hub 'x' is not an address"),
         (["flow.py", "--hub", NOBODY, "--outbox-max", "0"], "this is not a size"),
         (["flow.py", "--hub", NOBODY, "--health", "here:there"], "--health 'here:there' is not HOST:PORT"),
     ],

@@ -332,7 +332,7 @@ def test_lines_for_a_log_file_show_phases_and_stalls(capsys: pytest.CaptureFixtu
         (["--part", "edge", "--on", "spark", "--hub", URL], "--on spark goes with --part center"),
         (["--part", "edge", "--center", "local", "--hub", URL], "--center: with --part edge no center runs here."),
         (["--part", "center", "--outbox-max", "1GB", "--hub", URL], "--outbox-max: this goes with --part edge"),
-        (["--part", "edge", "--hub", "hub.example"], "hub 'hub.example' is no address"),
+        (["--part", "edge", "--hub", "hub.example"], "hub 'hub.example' is not an address"),
         (["--part", "edge", "--hub", URL, "--outbox-max", "many"], "--outbox-max many: this is not a size"),
         (["--part", "edge", "--hub", URL, "--token-file", "nowhere"], "--token-file nowhere: cannot be read"),
         (["--part", "edge", "--hub", URL, "--ca", "nowhere"], "--ca nowhere: there is no such file"),

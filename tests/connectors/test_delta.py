@@ -443,7 +443,7 @@ def test_what_delta_cannot_hold_is_an_error_when_the_sink_is_opened(tmp_path: Pa
 
 def test_a_directory_with_other_files_and_a_damaged_table_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(SinkError, match=r"no Delta table, and not empty \(it has notes.txt\)"):
+    with pytest.raises(SinkError, match=r"is not empty \(it has notes.txt\), and is not a Delta table"):
         opened(tmp_path)
     sink = opened(tmp_path / "t")
     sink.release(1, frame(1))

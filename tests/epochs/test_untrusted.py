@@ -191,7 +191,7 @@ SHARED: dict[str, tuple[Callable[[], bytes], str]] = {
 
 REJECTED: dict[str, tuple[Callable[[], tuple[bytes, int]], str]] = {
     "no bytes": (lambda: (b"", 0), "ends in the middle"),
-    "no Arrow": (lambda: (b"sixteen bytes ..", 0), "is no Arrow IPC"),
+    "no Arrow": (lambda: (b"sixteen bytes ..", 0), "is not Arrow IPC"),
     "a file without an end": (lambda: (b"ARROW1" + bytes(10), 0), "is cut off"),
     "other rows than declared": (
         lambda: (encoded(pl.DataFrame({"x": [1, 2]}))[0], 1),
@@ -517,10 +517,10 @@ PARTIALS: dict[str, tuple[dict[str, list[Any]], str | None]] = {
     "no partial aggregates": ({"x": [1]}, None),
     "a sketch": ({"__hll12_0": [_sketch([1], 12), None]}, None),
     "bytes that are no sketch": ({"__hll12_0": [None, b"\x02\x01\x07\x0c"]}, "a sketch has 4 bytes"),
-    "a sketch of another size": ({"__hll12_0": [_sketch([1], 11)]}, "none of size 12"),
+    "a sketch of another size": ({"__hll12_0": [_sketch([1], 11)]}, "not of size 12"),
     "a number for a sketch": ({"__hll12_0": [1]}, "sketches are bytes"),
     "quantiles": ({"__kll200_values1": [[0.5, None], [], None], "__kll200_levels1": [[0, None], [], None]}, None),
-    "quantiles without levels": ({"__kll200_values1": [[0.5]]}, "in pairs"),
+    "quantiles without levels": ({"__kll200_values1": [[0.5]]}, "one of a pair of lists is missing"),
     "a level that nothing has": ({"__kll200_values1": [[0.5]], "__kll200_levels1": [[200]]}, "a level is above 60"),
     "fewer levels than values": ({"__kll200_values1": [[0.5, 1.5]], "__kll200_levels1": [[0]]}, "differ in length"),
     "collected values": ({"__all_at2": [[1, 2]], "__all2": [["a", "b"]]}, None),

@@ -64,10 +64,10 @@ def test_plain_locations_of_stores_are_opened(url: str) -> None:
         ("s3://bucket/x?versionId=1", "a query"),
         ("s3://bucket/%2e%2e/x", "an escape"),
         ("s3://bucket/*", "a pattern"),
-        ("hdfs://host:99999/x", "no URL"),
-        ("s3://bucket/a b", "no plain URL"),
-        ("s3://bucket/\n", "no plain URL"),
-        ("s3://" + "x" * 3_000, "no plain URL"),
+        ("hdfs://host:99999/x", "not a URL"),
+        ("s3://bucket/a b", "not a plain URL"),
+        ("s3://bucket/\n", "not a plain URL"),
+        ("s3://" + "x" * 3_000, "not a plain URL"),
     ],
 )
 def test_other_locations_are_not_opened(url: str, problem: str) -> None:

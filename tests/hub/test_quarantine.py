@@ -30,7 +30,7 @@ def node(node: Node) -> Node:
 
 
 def bad(epoch: int, by: str = "center") -> QuarantineRequest:
-    return QuarantineRequest(epoch=epoch, reason=f"epoch {epoch} is no Arrow IPC", by=by)
+    return QuarantineRequest(epoch=epoch, reason=f"epoch {epoch} is not Arrow IPC", by=by)
 
 
 def only(client: HubClient) -> NodeInfo:
@@ -47,7 +47,7 @@ def test_a_node_is_in_quarantine_until_it_is_released_and_each_change_is_one_eve
     assert (change.quarantine.epoch, change.quarantine.by, change.quarantine.reason) == (
         5,
         "center",
-        "epoch 5 is no Arrow IPC",
+        "epoch 5 is not Arrow IPC",
     )
     assert not client.quarantine("p", "n", bad(5)).changed, "it was reported again"
     assert not client.quarantine("p", "n", bad(7)).changed, "an earlier epoch counts"

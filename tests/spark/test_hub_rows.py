@@ -187,7 +187,7 @@ def test_a_value_that_does_not_fit_the_querys_type_is_an_error_and_not_another_v
 
 def test_bytes_that_are_no_arrow_are_refused():
     ref = RunRef(digest="0" * 64, size_bytes=16, rows=1)
-    with pytest.raises(RejectedRunError, match=r"epoch 1 of node a: run 0+… is rejected: it is no Arrow IPC"):
+    with pytest.raises(RejectedRunError, match=r"epoch 1 of node a: run 0+… is rejected: it is not Arrow IPC"):
         decode_rows(b"sixteen bytes ..", ref, pa.schema([("x", pa.int64())]), where="epoch 1 of node a", constants={})
 
 

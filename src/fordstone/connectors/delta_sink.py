@@ -535,7 +535,7 @@ class DeltaSink(PartedSink):
         others = [] if self._disk is None else [name for name in self._disk.list("") if name != LOG]
         if others:
             raise SinkError(
-                f"{self._where}: the directory is no Delta table, and not empty (it has {others[0]}). Choose another."
+                f"{self._where}: the directory is not empty (it has {others[0]}), and is not a Delta table. Choose another."
             )
         try:
             return DeltaTable.create(

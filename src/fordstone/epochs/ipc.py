@@ -86,7 +86,7 @@ _VARIABLE: Final = frozenset({_BINARY, _UTF8, _LARGE_BINARY, _LARGE_UTF8})
 
 
 class IpcError(Exception):
-    """Bytes are no Arrow IPC of the kind that is taken here; the text says why, as what comes after "it"."""
+    """Bytes are not Arrow IPC of the kind that is accepted here; the text says why, as what comes after "it"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +319,7 @@ def _messages(data: memoryview, position: int) -> Iterator[tuple[_Table, memoryv
 def _message(data: memoryview, position: int) -> tuple[_Table | None, int]:
     """The message that begins there and the size of its metadata; None: the end of the stream."""
     if _at(_UINT, data, position) != _CONTINUATION:
-        raise IpcError("is no Arrow IPC")
+        raise IpcError("is not Arrow IPC")
     size_bytes = _at(_INT, data, position + 4)
     start = position + _PREFIX_BYTES
     if size_bytes == 0:

@@ -75,7 +75,7 @@ def decode_run(data: bytes, ref: RunRef) -> pl.DataFrame:
     try:
         frame = pl.read_ipc(data) if data.startswith(FILE_MAGIC) else pl.read_ipc_stream(data)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError) as error:
-        raise DamagedError(f"run {short(ref.digest)} has the right digest but is no Arrow IPC: {error}.") from error
+        raise DamagedError(f"run {short(ref.digest)} has the right digest but is not Arrow IPC: {error}.") from error
     if frame.height != ref.rows:
         raise DamagedError(f"run {short(ref.digest)} has {frame.height} rows, the manifest says {ref.rows}.")
     return frame

@@ -93,7 +93,7 @@ def check_run(data: bytes, ref: RunRef) -> IpcFacts:
     """Check what a run says about itself, before it is decoded. `data` has the digest of `ref`: `HubClient.read_blob` has checked it.
 
     Raises:
-        RejectedRunError: It is no Arrow IPC, has another number of rows than `ref`, or becomes too large.
+        RejectedRunError: It is not Arrow IPC, has another number of rows than `ref`, or becomes too large.
     """
     try:
         facts = read_facts(data)
@@ -169,7 +169,7 @@ def decode_untrusted_manifest(data: bytes, *, pipeline: str, node: str, epoch: i
 
     Raises:
         RejectedRunError: It is larger than any that a node sends.
-        DamagedError: It is no manifest, or one of something else.
+        DamagedError: It is not a manifest, or that of something else.
     """
     if len(data) > MANIFEST_BYTES_MAX:
         raise RejectedRunError(

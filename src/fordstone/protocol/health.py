@@ -1,6 +1,6 @@
 """Judge whether a pipeline is healthy, for probes that restart its process or raise an alarm, and whether it is ready. Pure.
 
-A pipeline is unhealthy when it does not get on although it could: it was given up, it hangs, the disk refuses, or rows that it has read are not
+A pipeline is unhealthy when it does not get on although it could: it was given up, it hangs, the disk rejects writes, or rows that it has read are not
 sealed. A hub that is away, for days even, is normal at the edge, and so is a start that takes long: a restart would only repeat it.
 """
 
@@ -18,7 +18,7 @@ WaitsFor = Literal["disk", "hub", "sink", "state"]
 SILENT_MAX_US: Final = 180_000_000
 """A pipeline that runs reports progress at least every few seconds. After this time without, it hangs."""
 DISK_WAIT_MAX_US: Final = 60_000_000
-"""How long a disk may refuse: it may be full for a moment, while others clean up."""
+"""How long a disk may reject writes: it may be full for a moment, while others clean up."""
 UNSEALED_INTERVALS: Final = 30
 UNSEALED_MIN_US: Final = 1_200_000_000
 """Rows are to be sealed within this number of intervals, and this time at least: two checkpoints that timed out by default."""
@@ -76,7 +76,7 @@ def _problem(facts: HealthFacts, silent_us: int) -> str | None:
         return f"it hangs: it has reported nothing for {_about(silent_us)}"
     waited_us = facts.now_us - facts.waits_since_us
     if facts.waits_for == "disk" and waited_us > DISK_WAIT_MAX_US:
-        return f"the disk has refused to be written for {_about(waited_us)}"
+        return f"the disk has rejected writes for {_about(waited_us)}"
     if facts.waits_for == "hub" or facts.unsealed_since_us is None:
         return None
     unsealed_us = facts.now_us - facts.unsealed_since_us

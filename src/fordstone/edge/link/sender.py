@@ -580,5 +580,6 @@ class Sender:
         wait_us = SEND_BACKOFF.wait_us(self._failures, chance=self._chance(), retry_after_us=retry_after_us)
         self._retry_at_us = self._clock.monotonic_us() + wait_us
         if str(error) != self.problem:
-            log.warning("hub not reached", extra={"problem": str(error), "wait_us": wait_us})
+            event = "hub not reached" if isinstance(error, HubAwayError) else "epochs not sent"
+            log.warning(event, extra={"problem": str(error), "wait_us": wait_us})
         self.problem = str(error)

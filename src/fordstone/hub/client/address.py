@@ -36,10 +36,10 @@ class HubAddress:
             host, _ = parts.hostname, parts.port
         except ValueError as error:
             raise ConfigError(
-                f"hub {self.url!r} is no address: {error}. It looks like https://hub.example:7411."
+                f"hub {self.url!r} is not an address: {error}. It looks like https://hub.example:7411."
             ) from error
         if parts.scheme not in _SCHEMES or not host:
-            raise ConfigError(f"hub {self.url!r} is no address. It looks like https://hub.example:7411.")
+            raise ConfigError(f"hub {self.url!r} is not an address. It looks like https://hub.example:7411.")
         if parts.username is not None or parts.query or parts.fragment:
             raise ConfigError(
                 "the hub's address has a user, a query or a fragment in it. The token is given apart from it."

@@ -38,14 +38,14 @@ _MARKS: Final = ("?", "#", "\\", "*", "[", "{")
 def location_problem(url: str) -> str | None:
     """Why blobs are not read from a location that a hub named; None: they may be."""
     if len(url) > _LOCATION_CHARS_MAX or not url.isascii() or not url.isprintable() or " " in url:
-        return "it is no plain URL"
+        return "it is not a plain URL"
     if "::" in url:
         return "it is a chain of URLs"
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        return "it is no URL"
+        return "it is not a URL"
     if parts.scheme not in SCHEMES:
         return f"a URL of kind {parts.scheme or 'none'!r} is not opened; the kinds are {', '.join(sorted(SCHEMES))}"
     # abfs://container@account has a container in the place of a user.

@@ -631,7 +631,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise Rejection("bad_request", f"the body is no {kind.__name__}: {error}.") from error
+        raise Rejection("bad_request", f"the body is not a {kind.__name__}: {error}.") from error
 
 
 def check_name(value: str) -> None:

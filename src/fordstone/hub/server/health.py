@@ -1,6 +1,6 @@
 """Whether the hub can do its work: its log can be read and written, and its disk has space.
 
-Checked when somebody asks, at most every few seconds and once at a time, so that asking costs the hub nothing. A check has a
+Checked on request, at most every few seconds and once at a time, so that asking costs the hub nothing. A check has a
 timeout, so that a disk that hangs is found, too.
 """
 
@@ -27,12 +27,12 @@ _events = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Why the hub cannot do its work."""
+    """Why the hub is unhealthy."""
 
     reason: str
-    """In a few words, for everybody."""
+    """In a few words, also for callers without a token."""
     details: str = ""
-    """For those who have a token."""
+    """For callers with a token."""
 
 
 class HubHealth:
@@ -71,9 +71,9 @@ class HubHealth:
         finally:
             self._checked_s, self._checking = self._clock_s(), None
         if self._problem is not None and before is None:
-            _events.error("hub is not well", extra={"reason": self._problem.reason, "details": self._problem.details})
+            _events.error("hub unhealthy", extra={"reason": self._problem.reason, "details": self._problem.details})
         elif self._problem is None and before is not None:
-            _events.info("hub is well again")
+            _events.info("hub healthy again")
 
     async def _find(self) -> Problem | None:
         try:

@@ -138,7 +138,7 @@ class NodeUploads:
         if known.bytes + size_bytes > self._free_bytes():
             raise Rejection(
                 "storage",
-                f"node {node} has {known.bytes} bytes at the hub, and its disk has no more than that left for all nodes: let "
+                f"node {node} has {known.bytes} bytes at the hub, whose disk has no more than that left for all nodes: let "
                 "consumers read on, or free space. Nothing was kept; try again later.",
             )
         known.coming_bytes += size_bytes

@@ -73,7 +73,7 @@ def sketch_problem(data: bytes, lg_k: int) -> str | None:
         return f"a sketch has {len(data)} bytes"
     kind, table_bits, flags = (data[0], data[7]), data[4], data[5]
     if tuple(data[1:3]) != _VERSION_AND_FAMILY or data[3] != lg_k or flags not in {_COMPACT, _COMPACT | _OUT_OF_ORDER}:
-        return f"a sketch is none of size {lg_k}"
+        return f"a sketch is not of size {lg_k}"
     if kind == _LIST:
         fits = 1 <= data[6] <= _LIST_MAX and table_bits == 3 and len(data) == _HEAD_BYTES + 4 * data[6]  # noqa: PLR2004
         return None if fits and _are_coupons(data[_HEAD_BYTES:]) else "a list of values is damaged"
@@ -123,7 +123,7 @@ def _quantiles_problem(frame: pl.DataFrame, values: str, levels: str) -> str | N
 def _pair_problem(frame: pl.DataFrame, first: str, second: str) -> str | None:
     """Lists in pairs have the same lengths, and nulls at the same places."""
     if second not in frame.columns or not all(isinstance(frame.schema[name], pl.List) for name in (first, second)):
-        return "lists stand in pairs"
+        return "one of a pair of lists is missing, or is not a list"
     one, other = frame.get_column(first), frame.get_column(second)
     if not one.list.len().eq_missing(other.list.len()).all():
         return "lists of a pair differ in length"
