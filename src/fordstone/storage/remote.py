@@ -11,18 +11,17 @@ import contextlib
 import errno
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final
 from urllib.parse import unquote
 
 from fordstone.errors import ConfigError, StorageError
 from fordstone.storage.atomic import TEMP_PREFIX, AtomicWriter, remove_leftovers
 from fordstone.storage.disk import Disk, OsDisk
 
-T = TypeVar("T")
 _STAMPS: Final = ("ETag", "etag", "content_md5", "md5Hash", "mtime", "LastModified", "last_modified", "created")
 """Under which of these names a store gives what changes with a file's content."""
 _OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"})
@@ -124,43 +123,39 @@ class FsspecRemote(Remote):
         self._root = root.rstrip("/")
 
     def put(self, path: str, data: bytes) -> None:
-        self._place(path, lambda at: self._fs.pipe_file(at, data), size=lambda: len(data))
+        with self._errors("write", path):
+            self._place(path, lambda at: self._fs.pipe_file(at, data), size=lambda: len(data))
 
     def put_file(self, local: Path, path: str) -> None:
         """Store a local file, as `put` does."""
-        self._place(path, lambda at: self._fs.put_file(str(local), at), size=lambda: local.stat().st_size, missing=True)
+        with self._errors("write", path, missing=True):
+            self._place(path, lambda at: self._fs.put_file(str(local), at), size=lambda: local.stat().st_size)
 
-    def _place(
-        self, path: str, write: Callable[[str], None], *, size: Callable[[], int], missing: bool = False
-    ) -> None:
+    def _place(self, path: str, write: Callable[[str], None], *, size: Callable[[], int]) -> None:
         """Store a file so that it appears whole: as one object, or under another name first.
 
         Not all stores replace a file when they rename another one. So the older one is renamed before, to where `get` finds it until the
         new one is there: a crash between the two renames loses neither.
         """
         folder, _, name = path.rpartition("/")
-
-        def place() -> None:
-            self._fs.makedirs(self._at(folder), exist_ok=True)
-            if self._writes_whole:
-                write(self._at(path))
-                return
-            temporary = self._at(f"{folder}/{TEMP_PREFIX}{secrets.token_hex(6)}-{name}".lstrip("/"))
-            try:
-                write(temporary)
-                self._check_arrived(temporary, size())
-                replaced = self._set_aside(path)
-                self._fs.mv(temporary, self._at(path))
-                self._check_arrived(self._at(path), size())
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    self._fs.rm_file(temporary)
-                raise
-            if replaced is not None:
-                with contextlib.suppress(Exception):  # the next replacement removes it
-                    self._fs.rm_file(replaced)
-
-        self._try("write", path, place, missing=missing)
+        self._fs.makedirs(self._at(folder), exist_ok=True)
+        if self._writes_whole:
+            write(self._at(path))
+            return
+        temporary = self._at(f"{folder}/{TEMP_PREFIX}{secrets.token_hex(6)}-{name}".lstrip("/"))
+        try:
+            write(temporary)
+            self._check_arrived(temporary, size())
+            replaced = self._set_aside(path)
+            self._fs.mv(temporary, self._at(path))
+            self._check_arrived(self._at(path), size())
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(temporary)
+            raise
+        if replaced is not None:
+            with contextlib.suppress(Exception):  # the next replacement removes it
+                self._fs.rm_file(replaced)
 
     def _check_arrived(self, at: str, size_bytes: int) -> None:
         self._fs.invalidate_cache()
@@ -194,56 +189,40 @@ class FsspecRemote(Remote):
 
     def move(self, path: str, to: str) -> None:
         """Give a file another name, which none has. `FileNotFoundError` if there is none; a move that failed may be repeated."""
-
-        def move() -> None:
-            if not self._writes_whole:
+        with self._errors("move", path, missing=True):
+            if self._writes_whole:
+                self._fs.cp_file(self._at(path), self._at(to))
+                self._fs.rm_file(self._at(path))
+            else:
                 self._fs.makedirs(self._at(to.rpartition("/")[0]), exist_ok=True)
                 self._fs.mv(self._at(path), self._at(to))
-                return
-            self._fs.cp_file(self._at(path), self._at(to))
-            self._fs.rm_file(self._at(path))
-
-        self._try("move", path, move, missing=True)
 
     def folders(self, directory: str) -> list[str]:
         """List the directories in a directory, past any cache of listings."""
-
-        def folders() -> list[str]:
-            self._fs.invalidate_cache()
-            try:
-                entries = self._fs.ls(self._at(directory), detail=True)
-            except FileNotFoundError:
-                return []
-            return [entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory"]
-
-        return self._try("list", directory, folders)
+        with self._errors("list", directory):
+            return [_name(entry) for entry in self._entries(directory) if entry["type"] == "directory"]
 
     def get_file(self, path: str, local: Path) -> None:
         """Copy a file to the local disk; `FileNotFoundError` if there is none."""
-        self._try("read", path, lambda: self._fs.get_file(self._at(path), str(local)), missing=True)
+        with self._errors("read", path, missing=True):
+            self._fs.get_file(self._at(path), str(local))
 
     def get_range(self, path: str, offset: int, length: int) -> bytes:
         """Return a part of a file."""
-        return self._try(
-            "read", path, lambda: bytes(self._fs.cat_file(self._at(path), start=offset, end=offset + length))
-        )
+        with self._errors("read", path):
+            return bytes(self._fs.cat_file(self._at(path), start=offset, end=offset + length))
 
     def look(self, path: str) -> RemoteFile:
         """Return what a file looks like; `FileNotFoundError` if there is none."""
-
-        def look() -> RemoteFile:
+        with self._errors("look at", path, missing=True):
             self._fs.invalidate_cache()
             return RemoteFile.of(self._fs.info(self._at(path)))
 
-        return self._try("look at", path, look, missing=True)
-
     def walk(self, deep: bool) -> dict[str, RemoteFile]:  # noqa: FBT001
         """List the files, past any cache of listings, by their paths; `deep`: also those in directories below."""
-
-        def walk() -> dict[str, RemoteFile]:
+        with self._errors("list", ""):
             self._fs.invalidate_cache()
-            depth = None if deep else 1
-            found = self._fs.find(self._root, maxdepth=depth, detail=True)
+            found = self._fs.find(self._root, maxdepth=None if deep else 1, detail=True)
             if not found:
                 # `find` takes every error for an empty directory.
                 with contextlib.suppress(FileNotFoundError):
@@ -251,98 +230,82 @@ class FsspecRemote(Remote):
             start = len(str(self._fs._strip_protocol(self._root)).rstrip("/")) + 1  # noqa: SLF001 - fsspec's own way to spell a path
             return {name[start:]: RemoteFile.of(info) for name, info in found.items() if info["type"] == "file"}
 
-        return self._try("list", "", walk)
-
     def get(self, path: str) -> bytes:
-        def get() -> bytes | None:
+        with self._errors("read", path):
             for at in self._places(path):
                 with contextlib.suppress(FileNotFoundError):
                     return bytes(self._fs.cat_file(at))
-            return None
-
-        data = self._try("read", path, get)
-        if data is None:
-            raise FileNotFoundError(errno.ENOENT, "no such remote file", path)
-        return data
+        raise FileNotFoundError(errno.ENOENT, "no such remote file", path)
 
     def open(self, path: str) -> IO[bytes]:
         """Open a file to read it in parts; `FileNotFoundError` if there is none."""
-        return self._try("read", path, lambda: self._fs.open(self._at(path), "rb"), missing=True)
+        with self._errors("read", path, missing=True):
+            file: IO[bytes] = self._fs.open(self._at(path), "rb")
+            return file
 
     def size(self, path: str, *, fresh: bool = False) -> int:
         """Return the size of a file in bytes; `FileNotFoundError` if there is none. `fresh`: past any cache of listings."""
-
-        def size() -> int:
+        with self._errors("look at", path, missing=True):
             if fresh:
                 self._fs.invalidate_cache()
             return int(self._fs.info(self._at(path))["size"])
 
-        return self._try("look at", path, size, missing=True)
-
     def exists(self, path: str) -> bool:
-        def exists() -> bool:
+        with self._errors("look for", path):
             self._fs.invalidate_cache()
             return any(self._fs.exists(at) for at in self._places(path))
 
-        return self._try("look for", path, exists)
-
     def sizes(self, directory: str) -> dict[str, int]:
         """List the directory, past any cache of listings."""
+        with self._errors("list", directory):
+            entries = [entry for entry in self._entries(directory) if entry["type"] == "file"]
+            found = {_name(entry): int(entry["size"] or 0) for entry in entries}
+        replaced = {
+            name.removeprefix(_REPLACED_PREFIX): size
+            for name, size in found.items()
+            if name.startswith(_REPLACED_PREFIX)
+        }
+        whole = {name: size for name, size in found.items() if not name.startswith((TEMP_PREFIX, _REPLACED_PREFIX))}
+        return replaced | whole
 
-        def sizes() -> dict[str, int]:
-            self._fs.invalidate_cache()
-            try:
-                entries = self._fs.ls(self._at(directory), detail=True)
-            except FileNotFoundError:
-                return {}
-            found = {
-                entry["name"].rpartition("/")[2]: int(entry["size"] or 0)
-                for entry in entries
-                if entry["type"] == "file"
-            }
-            replaced = {
-                name.removeprefix(_REPLACED_PREFIX): size
-                for name, size in found.items()
-                if name.startswith(_REPLACED_PREFIX)
-            }
-            return replaced | {
-                name: size for name, size in found.items() if not name.startswith((TEMP_PREFIX, _REPLACED_PREFIX))
-            }
-
-        return self._try("list", directory, sizes)
+    def _entries(self, directory: str) -> list[dict[str, Any]]:
+        self._fs.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            return list(self._fs.ls(self._at(directory), detail=True))
+        return []
 
     def remove(self, path: str) -> None:
-        def remove() -> None:
+        with self._errors("remove", path):
             # What it replaces goes first, so that it does not come back.
             for at in reversed(self._places(path)[:2]):
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(at)
 
-        self._try("remove", path, remove)
-
     def remove_leftovers(self, directory: str) -> None:
-        def remove_leftovers() -> None:
-            if self._writes_whole:
-                return
+        if self._writes_whole:
+            return
+        with self._errors("list", directory), contextlib.suppress(FileNotFoundError):
             self._fs.invalidate_cache()
-            with contextlib.suppress(FileNotFoundError):
-                for at in self._fs.ls(self._at(directory), detail=False):
-                    if at.rpartition("/")[2].startswith(TEMP_PREFIX):
-                        self._fs.rm_file(at)
-
-        self._try("list", directory, remove_leftovers)
+            for at in self._fs.ls(self._at(directory), detail=False):
+                if at.rpartition("/")[2].startswith(TEMP_PREFIX):
+                    self._fs.rm_file(at)
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    def _try(self, what: str, path: str, call: Callable[[], T], *, missing: bool = False) -> T:
-        """`missing`: `FileNotFoundError` is raised as it is."""
+    @contextlib.contextmanager
+    def _errors(self, what: str, path: str, *, missing: bool = False) -> Iterator[None]:
+        """Turn the errors of the backend into `StorageError`. `missing`: `FileNotFoundError` is raised as it is."""
         try:
-            return call()
+            yield
         except Exception as error:  # each backend has exceptions of its own
             if missing and isinstance(error, FileNotFoundError):
                 raise
             raise StorageError(f"could not {what} {self._at(path)}: {error}.") from error
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry["name"]).rstrip("/").rpartition("/")[2]
 
 
 def _replaced(path: str) -> str:
