@@ -174,23 +174,10 @@ def test_a_missing_web_server_is_reported_with_the_way_to_get_it(invoke, monkeyp
     assert "fordstone[hub]" in result.stderr
 
 
-def test_defaults_of_the_command_are_those_of_the_hub():
-    defaults = {one.name: one.default for one in hub.params}
-    limits, options = Limits(), HubOptions()
-    assert (defaults["rate"], defaults["blob_max"], defaults["body_max"]) == (
-        limits.rate_per_s,
-        limits.blob_bytes_max,
-        limits.body_bytes_max,
-    )
-    assert (defaults["listen"], defaults["data"]) == (options.listen, str(options.data))
-
-
 def test_the_defaults_of_the_options_are_those_of_a_hub_in_python() -> None:
     defaults = {option.name: option.default for option in hub.params}
-    for fields, limits in ((LIMIT_OPTIONS, Limits()), (LOG_LIMIT_OPTIONS, LogLimits())):
-        assert {name: defaults[name] for name in fields} == {
-            name: getattr(limits, field) for name, field in fields.items()
-        }
+    for names, limits in ((LIMIT_OPTIONS, Limits()), (LOG_LIMIT_OPTIONS, LogLimits())):
+        assert {name: defaults[name] for name in names} == {name: getattr(limits, name) for name in names}
     plain = HubOptions()
     assert (defaults["listen"], defaults["data"]) == (plain.listen, str(plain.data))
     with Context(hub) as context:

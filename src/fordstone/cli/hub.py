@@ -29,18 +29,10 @@ if TYPE_CHECKING:
     from fordstone.hub.messages import EpochInfo, NodeInfo, StreamInfo
 
 DATA: Final = "hub"
-LIMIT_OPTIONS: Final = {
-    "rate": "rate_per_s",
-    "blob_max": "blob_bytes_max",
-    "body_max": "body_bytes_max",
-    "bytes_per_hour": "bytes_per_hour",
-}
-LOG_LIMIT_OPTIONS: Final = {
-    "nodes_max": "nodes_per_pipeline",
-    "streams_max": "streams_per_pipeline",
-    "pipelines_max": "pipelines_per_node",
-}
-"""Options, and which fields of `Limits` and `LogLimits` they set."""
+LIMIT_OPTIONS: Final = ("rate_per_s", "blob_bytes_max", "body_bytes_max", "bytes_per_hour")
+"""The options that set fields of `Limits`."""
+LOG_LIMIT_OPTIONS: Final = ("nodes_per_pipeline", "streams_per_pipeline", "pipelines_per_node")
+"""The options that set fields of `LogLimits`."""
 _VERBOSITY: Final = {"warning": 0, "info": 1, "debug": 2}
 _FILE = click.Path(path_type=Path)
 SILENT_US: Final = 30_000_000
@@ -86,6 +78,7 @@ TIME_BEGIN_US: Final = -(2**62)
 )
 @click.option(
     "--rate",
+    "rate_per_s",
     metavar="N",
     type=float,
     default=500.0,
@@ -93,6 +86,7 @@ TIME_BEGIN_US: Final = -(2**62)
 )
 @click.option(
     "--blob-max",
+    "blob_bytes_max",
     metavar="BYTES",
     type=int,
     default=256 << 20,
@@ -100,6 +94,7 @@ TIME_BEGIN_US: Final = -(2**62)
 )
 @click.option(
     "--body-max",
+    "body_bytes_max",
     metavar="BYTES",
     type=int,
     default=16 << 20,
@@ -123,6 +118,7 @@ TIME_BEGIN_US: Final = -(2**62)
 )
 @click.option(
     "--nodes-max",
+    "nodes_per_pipeline",
     metavar="N",
     type=click.IntRange(min=1),
     default=10_000,
@@ -130,6 +126,7 @@ TIME_BEGIN_US: Final = -(2**62)
 )
 @click.option(
     "--streams-max",
+    "streams_per_pipeline",
     metavar="N",
     type=click.IntRange(min=1),
     default=1_000,
@@ -137,6 +134,7 @@ TIME_BEGIN_US: Final = -(2**62)
 )
 @click.option(
     "--pipelines-max",
+    "pipelines_per_node",
     metavar="N",
     type=click.IntRange(min=1),
     default=100,
@@ -357,10 +355,9 @@ def _serve(data: str, *, as_json: bool, keep_unread: str | None, **options: Any)
     def ready(url: str) -> None:
         click.echo(json.dumps({"url": url, "data": data}) if as_json else f"hub listens at {url}, data in {data}")
 
-    chosen = {field: options.pop(name) for name, field in LIMIT_OPTIONS.items()}
-    log_limits = LogLimits(**{field: options.pop(name) for name, field in LOG_LIMIT_OPTIONS.items()})
+    log_limits = LogLimits(**{name: options.pop(name) for name in LOG_LIMIT_OPTIONS})
     try:
-        limits = Limits(**chosen)
+        limits = Limits(**{name: options.pop(name) for name in LIMIT_OPTIONS})
         keep_unread_us = None if keep_unread is None else positive_us(keep_unread, what="--keep-unread")
         kept = HubOptions(
             data=Path(data), keep_unread_us=keep_unread_us, limits=limits, log_limits=log_limits, **options
