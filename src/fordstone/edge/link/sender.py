@@ -524,20 +524,15 @@ class Sender:
                 self._drop_batch()
                 raise FencedError(f"{error} {self._fenced_advice()}") from error
             case Reaction.STOP_HELD:
-                raise HubRefusedError(
-                    f"{error} If that holder no longer exists, or was this machine with another state directory, start with --take-over.",
-                    status=error.status,
-                    code=error.code,
-                    refusal=error.refusal,
+                raise _with_advice(
+                    error,
+                    "If that holder no longer exists, or was this machine with another state directory, start with --take-over.",
                 ) from error
             case Reaction.STOP_FORGOTTEN:
                 self._drop_batch()
-                raise HubRefusedError(
-                    f"{error} Nothing more is sent. What was sealed here and not sent ({self._outbox.epochs} epochs) stays in the state "
-                    "directory.",
-                    status=error.status,
-                    code=error.code,
-                    refusal=error.refusal,
+                raise _with_advice(
+                    error,
+                    f"Nothing more is sent. What was sealed here and not sent ({self._outbox.epochs} epochs) stays in the state directory.",
                 ) from error
             case Reaction.RENEW_LEASE:
                 self._generation, self._head, self._in_sync = None, None, False
@@ -583,3 +578,7 @@ class Sender:
             event = "hub not reached" if isinstance(error, HubAwayError) else "epochs not sent"
             log.warning(event, extra={"problem": str(error), "wait_us": wait_us})
         self.problem = str(error)
+
+
+def _with_advice(error: HubRefusedError, advice: str) -> HubRefusedError:
+    return HubRefusedError(f"{error} {advice}", status=error.status, code=error.code, refusal=error.refusal)
