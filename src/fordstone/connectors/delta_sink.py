@@ -1,8 +1,9 @@
 """Rows into a Delta table: appended, or merged by their key.
 
 Each epoch is one commit, which holds the rows and, as Delta's application transaction, the number of the epoch: an epoch
-that the table has is never written again. Digests of the rows in the commit tell an epoch that comes again from another
-writer's; where only floats differ, the rows are read and compared. Appended rows may come as files that tasks wrote (`delta_parts`). Two writers under one name cannot both commit: Delta refuses the later.
+that the table has is never written again. Digests of the rows in the commit show whether an epoch that comes again is the same; where
+only floats differ, the rows are read and compared. Appended rows may come as files that tasks wrote (`delta_parts`). Two writers under
+one name cannot both commit: Delta rejects the later.
 
 A writer that opens the table takes it over with a commit without rows (rule 18), which counts up a second transaction, `<app> claim`, and
 restates the first: so the commit of a former writer that is under way fails, and at its next try it finds the other number. A third,
@@ -241,8 +242,10 @@ class DeltaSink(PartedSink):
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
         """Commit the epoch, unless the table has it; one without rows makes no commit."""
-        rows = self._rows(frame)
-        mark = self._mark(epoch, rows=rows.height, digest=self._digest(rows, exact=True), bits=self._digest(rows))
+        rows, schema = self._rows(frame), self._stream.schema
+        mark = self._mark(
+            epoch, rows=rows.height, digest=digest_of(rows, schema, exact=True), bits=digest_of(rows, schema)
+        )
         properties = self._properties(mark)
         for _ in self._tries():
             self._check_claim()
@@ -403,30 +406,18 @@ class DeltaSink(PartedSink):
             hub = (
                 self._stream.generation.hub if self._transaction(self._hub_app) else self._stream.generation.hub or None
             )
-            if self._commit_nothing(self._properties(mark, claim=claim + 1, hub=hub)):
+            if self._committed_files({}, self._properties(mark, claim=claim + 1, hub=hub)):
                 self._claim = claim + 1
                 return
 
     def _writer_there(self) -> SinkWriter | None:
         """The writer that has the table under this name now; None: none ever had."""
-        found = next((mark.writer for mark in self._marks() if mark.writer.holder), None)
+        found = next((mark.writer for _, mark in self._marks() if mark.writer.holder), None)
         hub = self._transaction(self._hub_app)
         if found is None and hub:
             # Its commits are too long ago. Its generation stands in the table as long as the table does.
             return SinkWriter(pipeline=self._stream.pipeline, node=self._stream.node, hub=hub)
         return found
-
-    def _commit_nothing(self, properties: CommitProperties) -> bool:
-        with self._errors_as("write"):
-            try:
-                self._table.create_write_transaction(
-                    [], mode="append", schema=self._table.schema(), commit_properties=properties
-                )
-            except CommitFailedError:
-                return False
-            self._table.update_incremental()
-        self._sync()
-        return True
 
     def _check_claim(self) -> None:
         """Raise `FencedError` if another writer has taken over, in the version that the next commit builds on."""
@@ -439,7 +430,7 @@ class DeltaSink(PartedSink):
         last = self._transaction(self._app)
         if after is None or last is None or last <= after or (self._stream.discard_later and not discard):
             return
-        later = [mark.epoch for mark in self._marks() if mark.what == "epoch" and mark.epoch > after] or [last]
+        later = [mark.epoch for _, mark in self._marks() if mark.what == "epoch" and mark.epoch > after] or [last]
         if not discard:
             raise later_output(self._where, self._stream, later)
         self._discard(after, later)
@@ -512,11 +503,8 @@ class DeltaSink(PartedSink):
             history = self._table.history(HISTORY_COMMITS_MAX)
         return [(commit["version"], _mark_in(commit.get(_COMMIT_KEY))) for commit in history]
 
-    def _marks(self) -> list[CommitMark]:
-        """The marks of this app, the newest first; those of epochs that were taken away are left out."""
-        return [mark for _, mark in self._valid()]
-
-    def _valid(self) -> Iterator[tuple[int, CommitMark]]:
+    def _marks(self) -> Iterator[tuple[int, CommitMark]]:
+        """The commits of this app with their marks, the newest first; those of epochs that were taken away are left out."""
         kept: int | None = None
         for version, mark in self._history():
             if mark is None or mark.app != self._app:
@@ -573,17 +561,13 @@ class DeltaSink(PartedSink):
         rows = rows.select(columns).with_columns(op.alias(OP))
         return rows.unique(subset=list(key), keep="last", maintain_order=True) if key else rows.tail(1)
 
-    def _digest(self, rows: pl.DataFrame, *, exact: bool = False) -> str:
-        """A digest of the rows in any order; `exact`: without the columns of floats and nested values."""
-        return digest_of(rows, self._stream.schema, exact=exact)
-
-    def _tries(self) -> Iterator[int]:
+    def _tries(self) -> Iterator[None]:
         """Reload the table before each try, and give up after the last."""
-        for number in range(COMMIT_TRIES_MAX):
+        for _ in range(COMMIT_TRIES_MAX):
             with self._errors_as("read"):
                 self._table.update_incremental()
             self._check_table()
-            yield number
+            yield
         raise SinkError(
             f"{self._where}: {COMMIT_TRIES_MAX} commits in a row met with changes by others. Nothing was committed.\n"
             f"Let fewer writers change the table at once."
@@ -628,7 +612,7 @@ class DeltaSink(PartedSink):
 
     def _check_released(self, mark: CommitMark, rows: Callable[[], pl.DataFrame], last: int) -> None:
         """An epoch that the table has must be this one. `rows` are asked for only where digests of floats differ."""
-        for version, found in self._valid():
+        for version, found in self._marks():
             if found.what != "epoch" or found.epoch != mark.epoch:
                 continue
             same = (found.rows, found.digest) == (mark.rows, mark.digest)
@@ -675,7 +659,7 @@ class DeltaSink(PartedSink):
 
     @contextmanager
     def _errors_as(self, what: str) -> Iterator[None]:
-        """Tell what the package says as an error of this sink."""
+        """Raise errors of the package as errors of this sink."""
         try:
             yield
         except (DeltaError, OSError, ValueError, pl.exceptions.PolarsError) as error:
