@@ -145,7 +145,7 @@ class ChildLines:
     """
 
     def __init__(self, watches: dict[str, PipelineWatch], *, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """`watches`: by the name of the job; empty: nobody asks for their health."""
+        """`watches`: by the name of the job; empty: health is not served."""
         self._watches = watches
         self._clock_s = clock_s
         self._printed_s: dict[str, float] = {}

@@ -53,7 +53,7 @@ class SourceTrouble:
     """What is wrong with a source that can nonetheless be read on."""
 
     away: str | None = None
-    """Why nothing can be read now: what keeps the input is away."""
+    """Why nothing can be read now: the system that keeps the input cannot be reached."""
     not_read: tuple[NotRead, ...] = ()
     """The partitions that are not read on, at a hub."""
 
@@ -261,7 +261,7 @@ class SinkStream:
     """An attempt whose parts are still to be released: a sink that removes leftovers when it is opened keeps these."""
     pipeline: str = ""
     node: str = ""
-    """Of the state that the stream's epochs are numbered by: also on Spark, if it began from a node's checkpoint."""
+    """The node whose state numbers the epochs of the stream; also on Spark, if the query began from a node's checkpoint."""
     owner: str = ""
     """Random, kept with the checkpoints of the writer, so that a new state directory is another owner. Empty: unknown."""
     start: str = ""
@@ -291,7 +291,7 @@ class SinkDelayedError(StorageError):
 
 
 def later_output(where: str, stream: SinkStream, epochs: Sequence[int], *, problem: str | None = None) -> SinkError:
-    """The error of a sink that has epochs which the writer's state does not know: their rows would be there twice.
+    """Return the error of a sink that has later epochs than the writer's state: their rows would be there twice.
 
     `problem`: why the sink cannot set them aside by itself, and what to do.
     """
@@ -316,7 +316,7 @@ def later_output(where: str, stream: SinkStream, epochs: Sequence[int], *, probl
 def judge_claim(
     where: str, stream: SinkStream, found: Iterable[SinkWriter], check_later: Callable[[], None]
 ) -> Keep | Take:
-    """Say whether the sink is this writer's, or may be taken; raise if it has a newer one.
+    """Return whether the sink is this writer's already, or may be taken; raise if it has a newer one.
 
     `check_later` raises if the sink has later epochs than the writer's state: of an older copy that says more.
     """
@@ -329,7 +329,7 @@ def judge_claim(
 
 
 def owned_by_newer(where: str, stream: SinkStream, by: SinkWriter | None) -> FencedError:
-    """The error of a writer that is too old, or that was replaced. `by`: None if it is not known by whom."""
+    """Return the error of a writer that is too old, or that was replaced. `by`: None if the other writer is unknown."""
     other = by.described() if by is not None else "another process"
     mine = stream.writer.described()
     advice = "If it is the one that should go on, stop the other, and start with --take-over."
@@ -380,7 +380,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     rows: int
     note: str = ""
-    """What the writer hands to `release_parts` beside it, in the sink's own form."""
+    """What else the writer passes to `release_parts`, in the sink's own form."""
 
 
 class PartWriter(ABC):

@@ -95,8 +95,8 @@ class ControlLog:
     """The folder in which a node keeps its copy of a control table: what changed, version by version.
 
     Each version is one Arrow file, `<version>-<after>-<rows>-<chain>-<digest>.arrow`: what changed since version `after`. A prefix of
-    them may be compacted into `base-<version>-<rows>-<chain>-<digest>.arrow`, the whole table. The chain tells the version from another
-    one of its number (rule 24). May be used from any thread: one adds, others read and compact.
+    them may be compacted into `base-<version>-<rows>-<chain>-<digest>.arrow`, the whole table. The chain distinguishes the version from
+    others of its number (rule 24). May be used from any thread: one adds, others read and compact.
 
     Invariants: a version is visible to readers only when it is durable; after a crash a prefix of the added versions is found;
     rows have the digest in the file's name; versions grow, and each file names its predecessor, so that a missing one is noticed.

@@ -1,7 +1,7 @@
 """Parts of epochs for a Delta table: Parquet files that tasks write, and the sink commits.
 
-A part lies below `_fordstone/<digest of the app>/` in the table's directory, which neither readers nor vacuum look at, until the sink moves it
-beside the other data files and names it in a commit (`delta_sink`). Needs Polars only, so tasks need no `deltalake`.
+A part is below `_fordstone/<digest of the app>/` in the table's directory, where neither readers nor vacuum look, until the sink moves it
+to the other data files and names it in a commit (`delta_sink`). Needs Polars only, so tasks need no `deltalake`.
 
 Invariants: each file has a name of its own, so no try overwrites the part of another; digests of parts add up to the digest of the
 epoch; minima and maxima are given only where they are exact or wider than the values.

@@ -168,7 +168,7 @@ def _shown(kind: Any) -> str:
 
 
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Stands in each commit of a sink, as JSON."""
+    """What each commit of a sink contains, as JSON."""
 
     app: str
     epoch: int
@@ -338,7 +338,7 @@ class DeltaSink(PartedSink):
         return list(sealed)
 
     def _withdraw(self, epoch: int, attempt: str, names: Collection[str]) -> None:
-        """Move parts that no commit has back to where they are removed as leftovers. The table has the epoch, so nobody commits them."""
+        """Move parts that no commit has back to where they are removed as leftovers. The table has the epoch, so no writer commits them."""
         if self._disk is None or self._staging is None or not names:
             return
         with self._errors_as("read"):
@@ -388,7 +388,7 @@ class DeltaSink(PartedSink):
             actions, mode="append", schema=self._table.schema(), commit_properties=properties
         )
 
-    # The claim, and epochs that the writer's state does not know.
+    # The claim, and later epochs than those of the writer's state.
 
     def _take(self) -> None:
         """Become the one writer under this name. On return no former writer can commit."""
@@ -415,7 +415,7 @@ class DeltaSink(PartedSink):
         found = next((mark.writer for _, mark in self._marks() if mark.writer.holder), None)
         hub = self._transaction(self._hub_app)
         if found is None and hub:
-            # Its commits are too long ago. Its generation stands in the table as long as the table does.
+            # Its commits are too long ago. Its generation is in the table for as long as the table exists.
             return SinkWriter(pipeline=self._stream.pipeline, node=self._stream.node, hub=hub)
         return found
 
@@ -425,7 +425,7 @@ class DeltaSink(PartedSink):
             raise owned_by_newer(self._where, self._stream, self._writer_there())
 
     def _check_later(self, *, discard: bool = False) -> None:
-        """Find epochs that the writer's state does not know. They are an error, unless they are taken out of the table."""
+        """Find later epochs than those of the writer's state. They are an error, unless they are taken out of the table."""
         after = self._stream.resumes_after
         last = self._transaction(self._app)
         if after is None or last is None or last <= after or (self._stream.discard_later and not discard):

@@ -187,7 +187,7 @@ class HubSource(Source):
         self._asked: dict[str, tuple[str | None, int]] = {}
         """The newest commit of each node after which the hub was asked for epochs, and had none to give: log and number."""
         self._rejected: dict[str, tuple[str | None, int]] = {}
-        """Nodes of which an epoch was rejected here: the facts know of their quarantine from this number of that log on."""
+        """Nodes of which an epoch was rejected here: the facts contain their quarantine from this number of that log on."""
         self._awaited: dict[str, str] = {}
         """Nodes that may bring back what a restored hub lacks, and why, as it was logged."""
         self._cuts: dict[str, int] = {}
@@ -453,8 +453,8 @@ class HubSource(Source):
     def _may_ask(self, node: str, position: int) -> bool:
         """Whether the hub can be asked for epochs of a node, and may have some.
 
-        If what is newest does not fit what was read, the log seems to be another one: what that means is for the hub to say. If it has
-        nothing to give, it is asked again after the node's next commit.
+        If what is newest does not fit what was read, the log seems to be another one, and the hub decides what that means. If it has
+        no epochs, it is asked again after the node's next commit.
         """
         facts = self._following()
         away = self._follower is not None and self._follower.away

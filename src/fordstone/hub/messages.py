@@ -515,7 +515,7 @@ class QuarantineChange(Message, frozen=True):
     """As it is now; None: the node is read."""
     changed: bool
     seq: int
-    """Readers that know the log up to this number know of it."""
+    """Readers that have listed the log up to this number have seen the change."""
 
 
 class SkipRequest(Message, frozen=True):
@@ -549,7 +549,7 @@ class Forgotten(Message, frozen=True):
     """What was discarded with a node or a stream."""
 
     epochs: int = 0
-    """Those that not all registered consumers had read, or that nobody reads."""
+    """Those that not all registered consumers had read, or for which none was registered."""
     rows: int = 0
     """Of these epochs."""
     retired: bool = False

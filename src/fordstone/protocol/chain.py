@@ -48,7 +48,7 @@ class PositionJudgement(StrEnum):
 
 
 def judge_position(epoch: int, chain: str, facts: ChainFacts) -> PositionJudgement:
-    """Judge whether a reader that stands at an epoch, with the chain that it saw there, has read this log."""
+    """Judge whether a reader whose position is an epoch, with the chain that it saw there, has read this log."""
     if epoch == 0:
         return PositionJudgement.FITS
     if epoch > facts.head:

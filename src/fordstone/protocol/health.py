@@ -51,7 +51,7 @@ class Verdict:
 
     state: PipelineState
     problem: str | None = None
-    """In a few words of our own, with nothing from paths, rows or errors: probes are not authenticated."""
+    """In a few fixed words, with nothing from paths, rows or errors: probes are not authenticated."""
     ready: bool = False
     """It has started, and reads and seals, or waits for something outside."""
 

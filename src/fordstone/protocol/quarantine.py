@@ -39,7 +39,7 @@ class Readable:
 
 
 def readable(position: int, limits: ReadLimits) -> Readable:
-    """Return where a reader that stands at a position goes on."""
+    """Return where a reader at a position goes on."""
     after, ends = position, list[int]()
     for skip in sorted(limits.skips):
         if skip.first - 1 <= after:

@@ -1,7 +1,7 @@
 """Serve the health of pipelines at `/healthz` and `/readyz`, for the probes of systemd, Kubernetes and monitoring.
 
 `PipelineWatch` remembers what a pipeline reports, `protocol.health` judges it, and `HealthServer` answers requests from a thread of its own, so
-that a pipeline that hangs is still reported. Requests are not authenticated: answers have numbers and words of our own only.
+that a pipeline that hangs is still reported. Requests are not authenticated, so responses contain only numbers, names of pipelines and fixed words.
 
 Bounds: connections at a time (a new one replaces the oldest), bytes of a request, and its time in all. A request has no body, and
 a connection one request.
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MAX: Final = 32
 HEAD_BYTES_MAX: Final = 8_192
 REQUEST_SECONDS_MAX: Final = 5.0
-"""For a whole request, from the connection to the last byte of the answer."""
+"""For a whole request, from the connection to the last byte of the response."""
 STOP_SECONDS_MAX: Final = 5.0
 LOOPBACK: Final = "127.0.0.1"
 
 
 class PipelineHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """One pipeline in the answer."""
+    """One pipeline in the response."""
 
     pipeline: str
     state: PipelineState
@@ -61,7 +61,7 @@ class PipelineHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Healthz(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer."""
+    """The response."""
 
     healthy: bool
     ready: bool

@@ -444,7 +444,7 @@ class RemoteFileSink(PartedSink):
             return None
 
     def _check_later(self, *, discard: bool = False) -> None:
-        """Find epochs that the writer's state does not know. They are an error, unless they are set aside."""
+        """Find later epochs than those of the writer's state. They are an error, unless they are set aside."""
         after = self._stream.resumes_after
         if after is None or (self._stream.discard_later and not discard):
             return

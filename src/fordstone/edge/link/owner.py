@@ -63,7 +63,7 @@ def granted_to(disk: Disk, directory: str) -> int:
 
 
 class Ownership:
-    """The owner of one start. Recovery and the sender tell it what the hub granted; any thread may read."""
+    """The owner of one start. Recovery and the sender record here what the hub granted; any thread may read."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk

@@ -7,7 +7,7 @@ in the outbox.
 compares again; it never guesses.
 
 Invariants: nothing is committed before all its blobs are at the hub; nothing leaves the outbox that the hub has not
-acknowledged; trouble with the network or the hub never ends the pipeline, but a newer generation, another holder,
+acknowledged; a failure of the network or the hub never ends the pipeline, but a newer generation, another holder,
 disagreement about what was sealed, and a hub that has forgotten the node do.
 """
 
@@ -345,7 +345,7 @@ class Sender:
         return head
 
     def _compare(self, head: Head) -> Reconciliation:
-        """Compare the epochs here with what the hub has, as `head` tells."""
+        """Compare the epochs here with what the hub has according to `head`."""
         known = self._outbox.chain_at(head.epoch) if head.epoch <= self._outbox.newest else None
         restored = is_former(self._outbox.log_id, head.log_id) or (self._take_over and head.resync)
         return reconcile(

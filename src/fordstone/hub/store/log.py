@@ -71,7 +71,7 @@ class Transaction:
     log: LogWriter
     now_us: int
     ran_us: int
-    """How long the hub has run in all its life: unlike `now_us`, nobody sets it. Ages are judged by it."""
+    """The total time that the hub has run: unlike `now_us`, it is never set. Ages are judged by it."""
     limits: LogLimits = field(default_factory=LogLimits)
     changed: set[Key] = field(default_factory=set)
     """Filled in by jobs: what listeners are called with."""
@@ -112,7 +112,7 @@ class HubLog:
     ) -> None:
         """Take the store over: `close` closes it. `clock_us` may be set while the hub runs, `monotonic_us` never is.
 
-        Without `monotonic_us`, `clock_us` is one that nobody sets.
+        Without `monotonic_us`, `clock_us` is never set.
         """
         self._store = store
         self._monotonic_us = monotonic_us or clock_us
@@ -135,7 +135,7 @@ class HubLog:
         return self._clock_us()
 
     def ran_us(self) -> int:
-        """Return how long the hub has run in all its life. Every transaction saves it, so no time in the log is later than it."""
+        """Return the total time that the hub has run. Every transaction saves it, so no time in the log is later than it."""
         return self._ran_before_us + max(0, self._monotonic_us() - self._began_us)
 
     def listen(self, listener: Callable[[frozenset[Key]], None]) -> None:

@@ -91,7 +91,7 @@ class LogReader:
         return int(self._db.execute("SELECT seq FROM counter").fetchone()[0])
 
     def ran_us(self) -> int:
-        """Return how long the hub had run, in all its life, when that was saved last."""
+        """Return the total time that the hub had run when that was saved last."""
         return int(self._db.execute("SELECT ran_us FROM counter").fetchone()[0])
 
     def marks(self) -> list[Mark]:
@@ -99,7 +99,7 @@ class LogReader:
         return [Mark(*row) for row in self._db.execute("SELECT ran_us, seq FROM marks ORDER BY ran_us")]
 
     def log_id(self) -> str:
-        """Return the random word that tells this log from others, and from what it was before a restore."""
+        """Return the random word that distinguishes this log from others, and from itself before a restore."""
         return str(self._db.execute("SELECT log_id FROM counter").fetchone()[0])
 
     def was_restored(self) -> bool:
@@ -261,7 +261,7 @@ class LogReader:
     def stream_nodes(self, pipeline: str, stream: str, *, after: int, limit: int) -> tuple[StreamNode, ...]:
         """List the nodes of a stream with a commit later than `after`, in order of `seq`.
 
-        A node that was forgotten has ended, for readers that may know it: those that go on from a commit, and consumers with a position.
+        A node that was forgotten is listed as ended to readers that may have read it: those that go on from a commit, and consumers with a position.
         """
         rows = self._db.execute(
             "SELECT * FROM (SELECT n.node, sn.seq AS seq, sn.last, sn.chain, sn.newest_us, sn.received_us, sn.ended, sn.removed, sn.size_bytes, "
@@ -527,7 +527,7 @@ class LogReader:
         return [(pipeline, control, _decode_version(content)) for pipeline, control, content in rows]
 
     def controls_reached(self) -> int:
-        """Return the number after which the versions of a table begin that nobody has published to."""
+        """Return the number after which the versions of a table begin that has none yet."""
         return int(self._db.execute("SELECT controls_reached FROM counter").fetchone()[0])
 
     def control_version_at(self, table_id: int, number: int) -> ControlVersion | None:
@@ -643,7 +643,7 @@ class LogReader:
         return [_blob_record(row) for row in rows]
 
     def blob_references(self, digests: Collection[str], *, limit: int) -> dict[str, list[str]]:
-        """Describe what references these blobs, up to `limit` places of each. Reads all segments: for a person who asks."""
+        """Describe what references these blobs, up to `limit` places of each. Reads all segments: for operators only."""
         found: dict[str, list[str]] = {digest: [] for digest in digests}
         for what, query in _REFERENCES:
             for content, *names in self._db.execute(query):

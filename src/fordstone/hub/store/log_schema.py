@@ -2,7 +2,7 @@
 
 Invariants: a file of another version is rejected, never changed. `blobs.refs` is the number of references that rows of other tables hold.
 Rows of `segments` and `entries` stay for a while after their node or stream was forgotten, as `discarded` says; ids are never used again.
-`blobs.stored_us` is in the hub's running time (`ran_us`), which nobody sets. `blobs.small`: the content is in `small_blobs` rather than in
+`blobs.stored_us` is in the hub's running time (`ran_us`), which is never set. `blobs.small`: the content is in `small_blobs` rather than in
 the blob store. `blobs.damaged`: the content has another digest, or is gone; such a blob counts as missing until it is stored again.
 `stream_nodes.log_bytes`: about what the segments and their entries take in this file (`SEGMENT_LOG_BYTES` and their runs).
 `controls.reached` is the number after which versions go on; `counter.controls_reached` is that of tables which are not there yet.

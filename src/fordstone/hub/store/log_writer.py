@@ -87,7 +87,7 @@ class LogWriter(LogReader):
         return self.log_id()
 
     def probe(self) -> None:
-        """Write something that changes nothing: whether it becomes durable tells whether the file can be written."""
+        """Write something that changes nothing, to find out whether the file can be written durably."""
         self._db.execute("UPDATE counter SET seq = seq")
 
     def grant_lease(
@@ -160,7 +160,7 @@ class LogWriter(LogReader):
             )
 
     def touch(self, node_id: int) -> int:
-        """Take a sequence number for a change of a node that is no commit. Readers of its streams list it as news."""
+        """Take a sequence number for a change of a node that is no commit. Readers of its streams then list the node."""
         seq = int(self._db.execute("UPDATE counter SET seq = seq + 1 RETURNING seq").fetchone()[0])
         self._db.execute("UPDATE stream_nodes SET seq = ? WHERE node_id = ?", (seq, node_id))
         return seq
@@ -379,7 +379,7 @@ class LogWriter(LogReader):
         return removed
 
     def remove_entries(self, *, kept: int, after: int, nodes: int, limit: int) -> tuple[int, int | None]:
-        """Remove epochs without segments, but none of the newest `kept` of a node, and none that a consumer stands at.
+        """Remove epochs without segments, but none of the newest `kept` of a node, and none that is the position of a consumer.
 
         Looks at up to `nodes` nodes after one, in order of their id; returns also the last of them, None at the end.
         """
@@ -413,7 +413,7 @@ class LogWriter(LogReader):
         self._db.execute("DELETE FROM publishers WHERE control_id = ? AND owner = ?", (table_id, owner))
 
     def save_ran(self, ran_us: int) -> None:
-        """Save how long the hub has run in all its life."""
+        """Save the total time that the hub has run."""
         self._db.execute("UPDATE counter SET ran_us = max(ran_us, ?)", (ran_us,))
 
     def add_mark(self, ran_us: int, *, before_us: int) -> None:

@@ -107,7 +107,7 @@ def check_allowed_lateness(step: str, window: Window | None, allowed_us: int) ->
 
 
 def check_ttl(step: p.Aggregate, stream: StreamType) -> None:
-    """Refuse to forget keys where windows do so, where there is no time to forget them by, or where there is but one."""
+    """Refuse to forget keys where windows do so, where there is no time to forget them by, or where there are no keys."""
     if step.window is not None:
         raise PipelineError(
             f"step {step.name}: ttl= is for aggregates without a window. A window forgets its keys when it closes. Leave ttl= out."

@@ -77,7 +77,7 @@ class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class DriverMark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A driver, as it writes itself down."""
+    """A driver, as it is recorded."""
 
     token: str
     """Random: one per process."""
@@ -248,7 +248,7 @@ class QueryFiles:
         )
 
     def take_over(self, driver: DriverMark) -> None:
-        """Write down that this driver runs the query from now on."""
+        """Record that this driver runs the query from now on."""
         open_remote(self.root).put(_DRIVER, msgspec.json.encode(driver))
 
     def check_driver(self, driver: DriverMark) -> None:

@@ -61,7 +61,7 @@ class SparkFiles:
         self._root = Path(root)
         self._disk = OsDisk(self._root, create_root=False)
         self._synced: dict[str, tuple[int, int]] = {}
-        """By path, what tells a file from another one of that name."""
+        """By path, what distinguishes a file from others of that name."""
         self._directories: set[str] = set()
         """Those whose names are durable."""
 
@@ -122,7 +122,7 @@ class SparkFiles:
         return aside
 
     def _walk(self) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
-        """Each directory with its files, by name, and what tells each from another one of that name."""
+        """Each directory with its files, by name, and what distinguishes each from others of that name."""
         waiting = [""]
         while waiting:
             directory = waiting.pop()
