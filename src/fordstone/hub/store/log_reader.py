@@ -621,26 +621,25 @@ class LogReader:
 
     def blob_at(self, digest: str) -> BlobRecord | None:
         """Return the record of one blob; None: there is none."""
-        row = self._db.execute(
-            "SELECT digest, size_bytes, small, damaged, refs FROM blobs WHERE digest = ?", (digest,)
-        ).fetchone()
-        return None if row is None else _blob_record(row)
+        return next(iter(self._blobs("digest = ?", digest)), None)
 
     def blobs_after(self, digest: str, *, limit: int) -> list[BlobRecord]:
         """List blobs in order of their digest, those after one."""
-        rows = self._db.execute(
-            "SELECT digest, size_bytes, small, damaged, refs FROM blobs WHERE digest > ? ORDER BY digest LIMIT ?",
-            (digest, limit),
-        )
-        return [_blob_record(row) for row in rows]
+        return self._blobs("digest > ? ORDER BY digest LIMIT ?", digest, limit)
 
     def damaged_blobs(self, *, after: str = "", limit: int = -1) -> list[BlobRecord]:
         """List damaged blobs in order of their digest, those after one."""
+        return self._blobs("damaged AND digest > ? ORDER BY digest LIMIT ?", after, limit)
+
+    def _blobs(self, chosen: str, *values: object) -> list[BlobRecord]:
         rows = self._db.execute(
-            "SELECT digest, size_bytes, small, damaged, refs FROM blobs WHERE damaged AND digest > ? ORDER BY digest LIMIT ?",
-            (after, limit),
+            f"SELECT digest, size_bytes, small, damaged, refs FROM blobs WHERE {chosen}",  # noqa: S608 - a constant
+            values,
         )
-        return [_blob_record(row) for row in rows]
+        return [
+            BlobRecord(digest, size_bytes, bool(small), bool(damaged), refs)
+            for digest, size_bytes, small, damaged, refs in rows
+        ]
 
     def blob_references(self, digests: Collection[str], *, limit: int) -> dict[str, list[str]]:
         """Describe what references these blobs, up to `limit` places of each. Reads all segments: for operators only."""
@@ -745,11 +744,6 @@ class LogReader:
             "GROUP BY s.id ORDER BY sum(sn.epochs) DESC LIMIT ?",
             (limit,),
         )
-
-
-def _blob_record(row: tuple[str, int, int, int, int]) -> BlobRecord:
-    digest, size_bytes, small, damaged, refs = row
-    return BlobRecord(digest, size_bytes, bool(small), bool(damaged), refs)
 
 
 def _generation(hub: int | None, local: int | None) -> Generation | None:
