@@ -74,7 +74,6 @@ from fordstone.lang.schema import Schema
 from fordstone.operators.base import ROW_WATERMARK
 from fordstone.plan.ids import PartitionId, Position, checked_name
 from fordstone.protocol.progress import NotRead
-from fordstone.protocol.quarantine import describe_ways_on
 from fordstone.protocol.retry import Backoff
 
 log = logging.getLogger(__name__)
@@ -422,12 +421,7 @@ class HubSource(Source):
         return True
 
     def _quarantined(self, error: RejectedEpochError) -> NodeQuarantinedError:
-        """Report an epoch of a read that must not end before it, and return the error to stop with."""
-        self.reader.retry(lambda: self.reader.quarantine(error, self.options.consumer))
-        return NodeQuarantinedError(
-            f"{error} The node is in quarantine at the hub from this epoch on; a new start goes on without it. "
-            f"{describe_ways_on(self.options.pipeline, error.node, error.epoch)}"
-        )
+        return self.reader.quarantined(error, self.options.consumer, "A new start goes on without it.")
 
     def _readable_end(self, node: str) -> int | None:
         """The last epoch that is read of a node; None: whatever the hub gives."""

@@ -31,6 +31,7 @@ from fordstone.errors import (
     DamagedError,
     HubAwayError,
     HubRefusedError,
+    NodeQuarantinedError,
     NodeStoppedError,
     RejectedEpochError,
     RejectedRunError,
@@ -61,6 +62,7 @@ from fordstone.hub.messages import (
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import ROW_WATERMARK
+from fordstone.protocol.quarantine import describe_ways_on
 from fordstone.protocol.retry import Backoff
 from fordstone.state.base import RunRef
 
@@ -452,6 +454,17 @@ class StreamReader:
         fields = {"pipeline": self.pipeline, "stream": self.stream, "node": error.node, "epoch": error.epoch}
         _events.warning("epoch rejected", extra={**fields, "problem": error.reason})
         return change
+
+    def quarantined(self, error: RejectedEpochError, consumer: str, what_follows: str) -> NodeQuarantinedError:
+        """Report an epoch that cannot be taken, and return the error for a read that must not end before it.
+
+        `what_follows`: a sentence. `SourceError` if the hub stays away, or refuses.
+        """
+        self.retry(lambda: self.quarantine(error, consumer))
+        return NodeQuarantinedError(
+            f"{error} The node is in quarantine at the hub from this epoch on. {what_follows} "
+            f"{describe_ways_on(self.pipeline, error.node, error.epoch)}"
+        )
 
     def frames(
         self, entries: Sequence[StreamEpoch], schema: Schema, direct_url: str | None

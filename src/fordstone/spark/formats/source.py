@@ -63,7 +63,6 @@ from fordstone.hub.messages import (
 from fordstone.lang.choices import check_word
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan.ids import checked_name
-from fordstone.protocol.quarantine import describe_ways_on
 from fordstone.runtime.assignment import balance
 from fordstone.spark.formats.options import Options, address_of, count, flag, named
 from fordstone.spark.formats.rows import (
@@ -582,11 +581,8 @@ def _quarantined(
     rejected = error
     if not isinstance(rejected, RejectedEpochError):
         rejected = RejectedEpochError(str(error), node=node, epoch=epoch, reason=f"stream {setting.stream}: {error}")
-    reader.retry(lambda: reader.quarantine(rejected, setting.consumer or f"format-{HUB_FORMAT}"))
-    return NodeQuarantinedError(
-        f"{error} The node is in quarantine at the hub from this epoch on. A batch job that is started again goes on without it; a "
-        f"stream goes on after a skip. {describe_ways_on(setting.pipeline, node, epoch)}"
-    )
+    goes_on = "A batch job that is started again goes on without it; a stream goes on after a skip."
+    return reader.quarantined(rejected, setting.consumer or f"format-{HUB_FORMAT}", goes_on)
 
 
 def _rows(
