@@ -13,10 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from fordstone.hub.messages import StreamInfo
 from fordstone.hub.server.metrics import READ_SHARE, SERIES_MAX, SNAPSHOT_EVERY_S, HubMetrics, LogMetrics, LogSnapshot
 from fordstone.hub.store.log import HubLog
-from fordstone.hub.store.log_records import NodeLag
+from fordstone.hub.store.log_records import LogTotals, NodeLag
 from fordstone.hub.store.sqlite import SqliteStore
 
 LABELS = ("pipeline", "node", "stream", "consumer")
+
+
+NOTHING = LogTotals(nodes=0, streams=0, blobs=0, blob_bytes=0, damaged_blobs=0, rows=0, seq=0)
 
 
 def values(snapshot: LogSnapshot | None) -> dict[tuple[str, ...], float]:
@@ -33,13 +36,10 @@ def test_gauges_come_from_the_snapshot():
     found = values(
         LogSnapshot(
             now_us=3_500_000,
-            nodes=4,
-            streams=5,
+            totals=LogTotals(nodes=4, streams=5, blobs=2, blob_bytes=300, damaged_blobs=0, rows=6, seq=9),
             slowest_nodes=[info],
             largest_streams=[stream],
             log_bytes=10,
-            blobs=2,
-            blob_bytes=300,
             rows=30,
         )
     )
@@ -63,7 +63,7 @@ def test_the_number_of_series_is_bounded():
     nodes = [
         NodeLag(pipeline="p", node=f"n{number}", head=number, committed_us=number) for number in range(SERIES_MAX + 10)
     ]
-    found = values(LogSnapshot(now_us=0, slowest_nodes=nodes))
+    found = values(LogSnapshot(now_us=0, totals=NOTHING, slowest_nodes=nodes))
     lags = [key for key in found if key[0] == "fordstone_hub_node_lag_seconds"]
     assert len(lags) == SERIES_MAX
     assert ("fordstone_hub_node_lag_seconds", "p", "n0") in found, "the one that lags most"

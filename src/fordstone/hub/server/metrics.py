@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from fordstone.hub.messages import StreamInfo
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.log_reader import LogReader
-from fordstone.hub.store.log_records import NodeLag
+from fordstone.hub.store.log_records import LogTotals, NodeLag
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
@@ -40,8 +40,7 @@ class LogSnapshot:
     """What was read from the log."""
 
     now_us: int
-    nodes: int = 0
-    streams: int = 0
+    totals: LogTotals
     slowest_nodes: Sequence[NodeLag] = ()
     """Those that have committed least recently."""
     quarantined_nodes: Sequence[tuple[str, str, int]] = ()
@@ -49,9 +48,6 @@ class LogSnapshot:
     largest_streams: Sequence[StreamInfo] = ()
     """Those with the most epochs."""
     log_bytes: int = 0
-    blobs: int = 0
-    blob_bytes: int = 0
-    damaged_blobs: int = 0
     rows: int = 0
     """Committed since the hub was started."""
 
@@ -124,12 +120,14 @@ class _SnapshotCollector(Collector):
         rows = CounterMetricFamily(f"{_PREFIX}committed_rows", "Rows in epochs committed since the hub was started.")
         rows.add_metric((), found.rows)
         yield rows
-        yield _gauge("nodes", "Pipelines on nodes that have contacted the hub.", (), {(): found.nodes})
-        yield _gauge("streams", "Streams of all pipelines.", (), {(): found.streams})
+        yield _gauge("nodes", "Pipelines on nodes that have contacted the hub.", (), {(): found.totals.nodes})
+        yield _gauge("streams", "Streams of all pipelines.", (), {(): found.totals.streams})
         yield _gauge("log_bytes", "Size of the log in storage.", (), {(): found.log_bytes})
-        yield _gauge("blobs", "Blobs stored.", (), {(): found.blobs})
-        yield _gauge("blob_bytes", "Bytes of blobs stored.", (), {(): found.blob_bytes})
-        yield _gauge("damaged_blobs", "Blobs that are damaged and count as missing.", (), {(): found.damaged_blobs})
+        yield _gauge("blobs", "Blobs stored.", (), {(): found.totals.blobs})
+        yield _gauge("blob_bytes", "Bytes of blobs stored.", (), {(): found.totals.blob_bytes})
+        yield _gauge(
+            "damaged_blobs", "Blobs that are damaged and count as missing.", (), {(): found.totals.damaged_blobs}
+        )
         node = ("pipeline", "node")
         lags = {(one.pipeline, one.node): (found.now_us - one.committed_us) / _SECOND_US for one in found.slowest_nodes}
         yield _gauge("node_lag_seconds", "Time since the last commit of a pipeline on a node.", node, lags)
@@ -200,15 +198,11 @@ class LogMetrics:
         self._rows, self._seq = self._rows + totals.rows, totals.seq
         return LogSnapshot(
             now_us=self._log.now_us(),
-            nodes=totals.nodes,
-            streams=totals.streams,
+            totals=totals,
             slowest_nodes=log.slowest_nodes(SERIES_MAX),
             quarantined_nodes=log.quarantined_nodes(SERIES_MAX),
             largest_streams=log.largest_streams(SERIES_MAX),
             log_bytes=self._log.size_bytes(),
-            blobs=totals.blobs,
-            blob_bytes=totals.blob_bytes,
-            damaged_blobs=totals.damaged_blobs,
             rows=self._rows,
         )
 
