@@ -27,7 +27,7 @@ from fordstone.hub.store import commits
 from fordstone.hub.store.blobs import BlobLocks, DiskBlobs, Upload
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.reserve import Reserve
-from fordstone.hub.store.retention import Keeping, Removed, Retention
+from fordstone.hub.store.retention import Removed, Retention
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.state.base import RunRef
 
@@ -60,9 +60,7 @@ class FullHub:
         self.locks = BlobLocks()
         self._look_s = 0.0
         self.quota = DiskQuota([self.place], has_reserve=self.log.has_reserve, clock_s=self._clock_s)
-        self.retention = Retention(
-            self.log, self.blobs, self.locks, keeping=Keeping(grace_us=0), short_of_space=self.quota.is_short
-        )
+        self.retention = Retention(self.log, self.blobs, self.locks, grace_us=0, short_of_space=self.quota.is_short)
 
     def _clock_s(self) -> float:
         """Every look is a new one."""

@@ -34,10 +34,10 @@ def main() -> None:
         true_ns, ahead_ns = time.time_ns, command.ahead_s * 1_000_000_000
         time.time_ns = lambda: true_ns() + ahead_ns
         if command.words[0] == "hub":
-            from fordstone.hub.store.retention import Keeping
+            from fordstone.hub.store.retention import Retention
 
             # A hub counts the time that it has run, which a clock that is ahead does not change.
-            Keeping.__init__.__kwdefaults__.update(grace_us=GRACE_US, every_s=ROUND_EVERY_S)  # type: ignore[union-attr]  # all its fields have defaults
+            Retention.__init__.__kwdefaults__.update(grace_us=GRACE_US, every_s=ROUND_EVERY_S)  # type: ignore[union-attr]  # it has defaults
     if command.limits:
         from fordstone.hub.server.limits import Limits
 

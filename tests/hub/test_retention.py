@@ -29,7 +29,7 @@ from fordstone.hub.store import retention as retention_module
 from fordstone.hub.store.blobs import BlobLocks, DiskBlobs, Upload
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.log_schema import SEGMENT_LOG_BYTES
-from fordstone.hub.store.retention import HOUR_US, Keeping, Removed, Retention
+from fordstone.hub.store.retention import HOUR_US, Removed, Retention
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.protocol.retention import MARKS
 from fordstone.state.base import RunRef
@@ -53,7 +53,7 @@ class Place:
         )
         self.blobs = DiskBlobs(path / "blobs")
         self.locks = BlobLocks()
-        self.retention = Retention(self.log, self.blobs, self.locks, keeping=Keeping(**keeping), failpoints=self)
+        self.retention = Retention(self.log, self.blobs, self.locks, **keeping, failpoints=self)
 
     def hit(self, name: str) -> None:
         self.hits.append(name)

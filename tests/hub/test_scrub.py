@@ -28,7 +28,7 @@ from fordstone.hub.server.serve import HubOptions, Scrubbing, _scrubbing
 from fordstone.hub.store import commits, scrub
 from fordstone.hub.store.blobs import CHUNK_BYTES, BlobLocks, DiskBlobs, FsspecBlobs, Stored, Upload, is_whole
 from fordstone.hub.store.log import HubLog
-from fordstone.hub.store.retention import Keeping, Retention
+from fordstone.hub.store.retention import Retention
 from fordstone.hub.store.scrub import ReadPace, Scrub, ScrubStoppedError
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.state.base import RunRef
@@ -341,7 +341,7 @@ def test_the_sweep_leaves_damaged_blobs_marked(place: Place) -> None:
     digest = place.put(content(40_000))
     rot(place.path, digest)
     place.all_pieces()
-    retention = Retention(place.log, place.blobs, place.locks, keeping=Keeping())
+    retention = Retention(place.log, place.blobs, place.locks)
     assert sum(retention.sweep() for _ in range(256)) == 0
     assert place.damaged() == [digest]
 

@@ -9,7 +9,7 @@ from tests.hub.sending import digest_of
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.store.blobs import BlobLocks, DiskBlobs, Stored
 from fordstone.hub.store.log import HubLog
-from fordstone.hub.store.retention import HOUR_US, Keeping, Retention
+from fordstone.hub.store.retention import HOUR_US, Retention
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.state.base import RunRef
 
@@ -59,7 +59,7 @@ def test_a_small_blob_goes_with_its_row_after_its_grace_time_and_may_come_again(
     tmp_path: Path, clock: list[int]
 ) -> None:
     log = HubLog(SqliteStore(tmp_path / "log.sqlite"), clock_us=lambda: clock[0])
-    retention = Retention(log, DiskBlobs(tmp_path / "blobs"), BlobLocks(), keeping=Keeping())
+    retention = Retention(log, DiskBlobs(tmp_path / "blobs"), BlobLocks())
     assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, ran_us=tx.ran_us)).result(10) is not Stored.KNOWN
     clock[0] = HOUR_US
     assert log.write(lambda tx: tx.log.save_small_blob(DIGEST, DATA, ran_us=tx.ran_us)).result(10) is Stored.KNOWN

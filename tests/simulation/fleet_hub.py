@@ -49,7 +49,7 @@ from fordstone.hub.store import commits, controls, quarantine, sqlite
 from fordstone.hub.store.blobs import BlobLocks, BlobStore, Upload
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.log_schema import WAL_PAGES
-from fordstone.hub.store.retention import Keeping, Retention
+from fordstone.hub.store.retention import Retention
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.state.base import RunRef
 
@@ -245,7 +245,7 @@ class FleetHub:
             store = SqliteStore(self._path, open_file=self.files.connect)  # type: ignore[arg-type]  # what the log uses of it
         self.log = HubLog(store, clock_us=self._clock_us, failpoints=self)
         self._locks = BlobLocks()
-        self.retention = Retention(self.log, self.blobs, self._locks, keeping=Keeping(), failpoints=self)
+        self.retention = Retention(self.log, self.blobs, self._locks, failpoints=self)
 
     # Blobs.
 

@@ -32,7 +32,7 @@ from fordstone.hub.store import commits
 from fordstone.hub.store import log as log_module
 from fordstone.hub.store.blobs import BlobLocks, DiskBlobs, Upload, is_whole
 from fordstone.hub.store.log import HubLog, Transaction
-from fordstone.hub.store.retention import Keeping, Retention
+from fordstone.hub.store.retention import Retention
 from fordstone.hub.store.sqlite import SqliteStore
 from fordstone.protocol.chain import CHAIN_START, chained
 from fordstone.testing.memory_disk import MemoryDisk
@@ -190,7 +190,7 @@ def uploads_against_removal(seed: int, path: Path, empty: Path) -> None:
         log = HubLog(store, clock_us=lambda: next(ticks))
         # What stores an upload, on one of the hub's threads, needs these alone.
         handlers = cast("Handlers", SimpleNamespace(log=log, blobs=blobs, locks=locks))
-        retention = Retention(log, blobs, locks, keeping=Keeping(grace_us=0))
+        retention = Retention(log, blobs, locks, grace_us=0)
         working = ["n", "m"]
 
         def upload() -> None:

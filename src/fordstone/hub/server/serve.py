@@ -44,7 +44,7 @@ from fordstone.hub.server.uploads import NodeUploads
 from fordstone.hub.store.blobs import BlobLocks, BlobStore, DiskBlobs, claim, open_blobs
 from fordstone.hub.store.log import HubLog, LogLimits
 from fordstone.hub.store.reserve import Reserve
-from fordstone.hub.store.retention import Keeping, Retention
+from fordstone.hub.store.retention import Retention
 from fordstone.hub.store.scrub import RATE_BYTES, ReadPace, Scrub, Scrubbed, ScrubStoppedError
 from fordstone.hub.store.sqlite import LOG_NAME, SqliteStore
 from fordstone.storage.atomic import write_file
@@ -85,7 +85,7 @@ class HubApp:
         *,
         direct_url: str | None = None,
         failpoints: Failpoints | None = None,
-        keeping: Keeping | None = None,
+        keep_unread_us: int | None = None,
         small_bytes_max: int = SMALL_BYTES_MAX,
         quota: DiskQuota | None = None,
         tokens: Tokens | None = None,
@@ -105,7 +105,7 @@ class HubApp:
         self._blob_threads = ThreadPoolExecutor(BLOB_THREADS, thread_name_prefix="hub-blob")
         quota = quota or DiskQuota([])
         self.retention = Retention(
-            log, blobs, locks, keeping=keeping or Keeping(), short_of_space=quota.is_short, failpoints=failpoints
+            log, blobs, locks, unread_us=keep_unread_us, short_of_space=quota.is_short, failpoints=failpoints
         )
         metrics, limits = HubMetrics(), limits or Limits()
         self.scrub = Scrub(log, blobs, locks, on_read=metrics.count_scrubbed)
@@ -186,7 +186,7 @@ class HubApp:
                 except Exception:  # noqa: BLE001 - a bug here must not end retention; it is logged
                     _events.exception("hub retention failed")
                 if not more:
-                    await asyncio.sleep(retention.keeping.every_s)
+                    await asyncio.sleep(retention.every_s)
 
     async def _check_blobs(self, scrubbing: Scrubbing) -> None:
         """Read blobs slowly and compare their digests, pass after pass, on a thread of its own."""
@@ -298,7 +298,7 @@ def _open(options: HubOptions, tokens: Tokens, files_max: int) -> Iterator[HubAp
             store,
             direct_url=url if direct else None,
             failpoints=failpoints,
-            keeping=Keeping(unread_us=options.keep_unread_us),
+            keep_unread_us=options.keep_unread_us,
             scrubbing=_scrubbing(options, store),
             quota=DiskQuota(
                 [data, *([store.root] if isinstance(store, DiskBlobs) else [])], has_reserve=log.has_reserve

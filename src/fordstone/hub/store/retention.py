@@ -37,20 +37,9 @@ PAIRS_PIECE: Final = 2_000
 NODES_PIECE: Final = 1_000
 """Maximum number of nodes of which epochs are looked for at a time."""
 HOUR_US: Final = 3_600_000_000
+OFFLINE_US: Final = 7 * 24 * HOUR_US
+"""A node that was silent for longer does not hold back old versions of control tables."""
 PREFIXES: Final = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """How long things are kept."""
-
-    grace_us: int = HOUR_US
-    """Time that a blob may wait for the commit that references it."""
-    offline_us: int = 7 * 24 * HOUR_US
-    """A node that was silent for longer does not hold back old versions of control tables."""
-    unread_us: int | None = None
-    """Segments that the hub has had for longer, while it ran, are removed even if they were not read. None: never."""
-    every_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +68,20 @@ class Retention:
         blobs: BlobStore,
         locks: BlobLocks,
         *,
-        keeping: Keeping,
+        unread_us: int | None = None,
+        grace_us: int = HOUR_US,
+        every_s: float = 60.0,
         short_of_space: Callable[[], bool] = lambda: False,
         failpoints: Failpoints | None = None,
     ) -> None:
-        """`short_of_space`: whether a disk of the hub is nearly full."""
-        self.keeping = keeping
+        """`unread_us`: segments that the hub has had for longer, while it ran, are removed even if they were not read; None: never.
+
+        `grace_us`: how long a blob may wait for the commit that references it. `every_s`: the pause between rounds that remove little, for
+        the caller. `short_of_space`: whether a disk of the hub is nearly full.
+        """
+        self._unread_us = unread_us
+        self._grace_us = grace_us
+        self.every_s = every_s
         self._short_of_space = short_of_space
         self._log = log
         self._blobs = blobs
@@ -163,7 +160,7 @@ class Retention:
 
     def _expired_seq(self) -> int:
         """Return the commit up to which all are removed, read or not; 0: none. Marks the present moment if that is due."""
-        keep_us = self.keeping.unread_us
+        keep_us = self._unread_us
         if keep_us is None:
             return 0
         marks, ran_us = self._log.read(lambda log: log.marks()), self._log.ran_us()
@@ -190,7 +187,7 @@ class Retention:
 
     def _remove_versions(self, piece: int) -> int:
         """Remove versions of control tables older than the newest snapshot that every node of the pipeline has read."""
-        since_us, removed = self._log.now_us() - self.keeping.offline_us, 0
+        since_us, removed = self._log.now_us() - OFFLINE_US, 0
         read: dict[str, dict[str, int]] = {}
         for table_id, pipeline, control in self._log.read(lambda log: log.old_versions()):
             if pipeline not in read:
@@ -218,7 +215,7 @@ class Retention:
         return self._write(remove) if found else 0
 
     def _remove_blobs(self, piece: int) -> int:
-        before_us = self._log.ran_us() - self.keeping.grace_us
+        before_us = self._log.ran_us() - self._grace_us
         digests = self._log.read(lambda log: log.unreferenced_blobs(before_us=before_us, limit=piece))
         with self._locks.removal(digests) as free:
             removed = self._log.write(lambda tx: tx.log.remove_blobs(free, before_us=before_us)).result()
