@@ -92,6 +92,12 @@ def test_a_header_without_any_declared_column_is_an_error_that_suggests_why(tmp_
         read(tmp_path, b"x" * (1 << 23), KINDS)
 
 
+@pytest.mark.parametrize(("header", "says"), [(b"p\xee,n", "is not UTF-8"), (b"p\rq,n", "cannot be read")])
+def test_a_header_that_cannot_be_read_is_an_error_that_names_the_file(tmp_path: Path, header: bytes, says: str) -> None:
+    with pytest.raises(SourceError, match=rf"\.csv: the header {says}"):
+        read(tmp_path, header + b"\nq,2\n", KINDS)
+
+
 def test_the_header_waits_for_its_newline_and_is_read_again_on_resuming(tmp_path: Path) -> None:
     path = tmp_path / "1.csv"
     path.write_text("b,a")

@@ -172,12 +172,13 @@ def test_two_writers_that_open_at_the_same_time_are_never_both_let_in() -> None:
         assert seen(disk) == [1, *([2] if allowed else [])]
 
 
-def test_a_claim_that_cannot_be_read_is_replaced() -> None:
+@pytest.mark.parametrize("data", [b"\x00", b'{"pipeline": "\xee"}'])
+def test_a_claim_that_cannot_be_read_is_replaced(data: bytes) -> None:
     disk = MemoryDisk()
     former = opened(disk, stream(1))
     former.release(1, frame(1))
     (claim,) = [name for name in disk.list("") if name.startswith(CLAIM_PREFIX)]
-    disk.damage(f"{claim}/claim", b"\x00")
+    disk.damage(f"{claim}/claim", data)
     opened(disk, stream(2, resumes_after=1)).release(2, frame(2))
     with pytest.raises(FencedError):
         former.release(2, frame(90))

@@ -1,16 +1,19 @@
 """Sources and sinks in memory."""
 
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from fordstone import Pipeline
 from fordstone.connectors import MemorySink, MemorySource, memory
 from fordstone.connectors.base import ConnectorSpec, SinkStream, Source, SourceOptions
 from fordstone.connectors.registry import open_sink, open_source
-from fordstone.errors import ConfigError, SchemaError, SourceError
+from fordstone.errors import ConfigError, SchemaError, SinkError, SourceError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.testing.contracts.connector import read_all
@@ -113,8 +116,27 @@ def test_a_sink_keeps_epochs_apart_and_counts_repeats() -> None:
     one, two = (pl.DataFrame({"n": [number], "ts": [NOON]}, schema=SCHEMA.polars) for number in (1, 2))
     sink.release(2, two)
     sink.release(1, one)
-    sink.release(2, one)
+    sink.release(2, two.clone())
     sink.write(one)
     assert live.repeated == 1
+    with pytest.raises(SinkError, match="already has epoch 2, with other rows"):
+        sink.release(2, one)
     assert live.released[2].equals(two)
     assert_frame_equal(live.rows(), pl.concat([one, two, one]))
+
+
+def test_runs_that_begin_with_nothing_have_a_sink_for_themselves(tmp_path: Path) -> None:
+    """Their epochs have the numbers of those before: none may be taken for one of them."""
+    live, state = MemorySink(), tmp_path / "a"
+
+    def found(given: list[int], state: Path, **options: Any) -> list[int]:
+        pipeline = Pipeline("p")
+        source = pipeline.source("s", memory([[{"n": n} for n in given]]), schema={"n": "bigint"})
+        source.sink("out", memory(live))
+        pipeline.run(bounded=True, state=state, interval="1h", **options)
+        return list(live.rows()["n"])
+
+    assert found([1, 2], state) == [1, 2]
+    assert found([1, 2, 3], state) == [1, 2, 3], "this one goes on"
+    assert found([4, 5, 6], state, fresh=True) == [4, 5, 6]
+    assert found([7], tmp_path / "b") == [7]

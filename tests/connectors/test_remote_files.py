@@ -292,6 +292,7 @@ LETTERS = {
     "torn": ("epoch-000000000001.jsonl", b'{"torn'),
     "empty": ("epoch-000000000001.jsonl", b""),
     "mark torn": (MARK_NAME, b'{"torn'),
+    "mark not utf-8": (MARK_NAME, b'{"step":"\xee"}'),
     "mark of another stream": (
         MARK_NAME,
         b'{"version":1,"step":"other","format":"jsonl","columns":{"n":"int"},"upsert_key":null,"delimiter":","}',

@@ -345,7 +345,9 @@ def test_a_damaged_checkpoint_is_fetched_from_the_hub(tmp_path: Path):
         assert ids_at(hub) == list(range(40))
 
 
-def test_a_successors_checkpoint_is_not_taken_for_a_damaged_one_of_ours(tmp_path: Path):
+def test_a_successors_checkpoint_is_not_taken_for_a_damaged_one_of_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     source = source_of(30)
     plan = plan_over(memory(source))
     all_sent = {"bounded": False, "on_progress": stop_when(lambda now: now.rows_out == 30 and not now.outbox_epochs)}
@@ -360,6 +362,7 @@ def test_a_successors_checkpoint_is_not_taken_for_a_damaged_one_of_ours(tmp_path
             run_plan(plan, hub, tmp_path / "a")
         sealed = [int(manifest.stem) for manifest in manifests.iterdir()]
         assert first.progress.epoch in sealed, "it was replayed from what is here"
+        assert "checkpoint at the hub is not of this directory" in caplog.text
         assert ids_at(hub) == list(range(40))
         # It has gone on from its own epoch, and not from the successor's.
         with contextlib.closing(OsDisk(tmp_path / "a")) as disk:

@@ -469,6 +469,17 @@ def test_the_incarnation_grows_with_every_start_and_the_name_stays():
     assert next_owner(MemoryDisk(), HOME).holder != first.holder
 
 
+def test_two_copies_of_a_directory_come_to_the_same_incarnation_and_are_different_starts():
+    """By the start the hub, and sinks, tell a copy from a request that is repeated."""
+    disk, copy = MemoryDisk(), MemoryDisk()
+    first = next_owner(disk, HOME)
+    copy.make_dirs(HOME)
+    rewrite(copy, disk.read(f"{HOME}/owner.json"), f"{HOME}/owner.json")
+    mine, others = next_owner(disk, HOME), next_owner(copy, HOME)
+    assert (mine.holder, mine.incarnation) == (others.holder, others.incarnation)
+    assert len({first.start, mine.start, others.start}) == 3
+
+
 def test_a_damaged_owner_file_is_somebody_else_to_the_hub():
     disk = MemoryDisk()
     first = next_owner(disk, HOME)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fordstone.connectors import MemorySource, memory
 from fordstone.edge.run import HungError, ThreadScheduler
 from fordstone.errors import StoreLockedError
 from fordstone.protocol.retry import RestartPolicy
+from fordstone.storage.disk import OsDisk
 
 QUICK = RestartPolicy(wait_first_us=1_000, wait_max_us=1_000)
 SCHEMA = {"n": "bigint"}
@@ -104,8 +106,8 @@ def test_a_run_beside_a_hanging_writer_is_never_started_again(tmp_path: Path, mo
         with pytest.raises(HungError, match=r"fordstone-writer.*away"):
             pipeline.run(state=tmp_path, interval="1ms", restart=QUICK)
         assert len(failed) == 1, "the pipeline was not started again"
-        with pytest.raises(StoreLockedError):
-            pipeline.run(state=tmp_path)
+        with closing(OsDisk(tmp_path)) as other, pytest.raises(StoreLockedError):
+            other.lock()
         before = sorted(manifests.iterdir())
     finally:
         leave.set()

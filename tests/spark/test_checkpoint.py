@@ -97,7 +97,7 @@ def test_the_first_query_writes_and_the_next_one_finds(tmp_path: Path) -> None:
         file.claim(identity(pipeline="q"))
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"pipeline": "p"}'])
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"pipeline": "p"}', b'{"pipeline": "\xee"}'])
 def test_a_file_that_cannot_be_read_says_so(data: bytes, tmp_path: Path) -> None:
     file = QueryFiles(str(tmp_path))
     file.write_identity(identity())
@@ -240,7 +240,7 @@ def test_a_missing_cut_says_what_to_do(cuts: QueryFiles) -> None:
         cuts.cut(2)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"epoch": 1}', b'{"epoch": "x", "sources": {}}'])
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"epoch": 1}', b'{"epoch": "x", "sources": {}}', b'{"\xee": 1}'])
 def test_a_damaged_cut_is_reported(data: bytes, tmp_path: Path) -> None:
     cuts = QueryFiles(str(tmp_path))
     cuts.write_released(record(1))

@@ -29,6 +29,7 @@ DAMAGE = {
     "other letters": (EPOCH, lambda data: data.replace(b"bad", b"Bad")),
     "mark torn": (MARK, lambda data: data[:10]),
     "mark empty": (MARK, lambda _: b""),
+    "mark not utf-8": (MARK, lambda data: data.replace(b"jsonl", b"js\xeenl")),
     "mark of another stream": (MARK, lambda _: FOREIGN),
     "mark of a newer release": (MARK, lambda data: data.replace(b'"version": 1', b'"version": 9')),
     "mark gone": (MARK, None),
@@ -104,4 +105,26 @@ def test_reading_damaged_output_back_is_an_error_that_names_the_file(
     (tmp_path / f"epoch-000000000001.{file_format}").write_bytes(content)
     for read in (rows, latest):
         with pytest.raises(SinkError, match=f"epoch-000000000001.{file_format}"):
+            read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "damaged"),
+    [
+        (b'"step": "s"', b'"step": "\xee"'),
+        (b'"bigint"', b'"bi\'int"'),
+        (b'"upsert_key": [\n    "step"', b'"upsert_key": [\n    "stem"'),
+        (b'"delimiter": ","', b'"delimiter": ""'),
+    ],
+)
+def test_reading_back_by_a_damaged_mark_is_an_error_that_names_it(
+    tmp_path: Path, written: bytes, damaged: bytes
+) -> None:
+    stream = SinkStream(step="s", schema=LETTER_SCHEMA, upsert_key=("step",))
+    open_sink(files(str(tmp_path), format="csv"), stream).release(1, LETTER_SCHEMA.empty().clear(1).fill_null("x"))
+    content = (tmp_path / MARK).read_bytes()
+    assert written in content
+    (tmp_path / MARK).write_bytes(content.replace(written, damaged))
+    for read in (rows, latest):
+        with pytest.raises(SinkError, match=MARK):
             read(tmp_path)

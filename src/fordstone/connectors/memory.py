@@ -33,9 +33,10 @@ from fordstone.connectors.base import (
     SourceOptions,
     live_of,
 )
+from fordstone.connectors.compare import same_rows
 from fordstone.connectors.files.rows import latest_rows
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import ConfigError, NotInstalledError, SchemaError, SourceError
+from fordstone.errors import ConfigError, NotInstalledError, SchemaError, SinkError, SourceError
 from fordstone.lang.choices import did_you_mean
 from fordstone.lang.schema import DataType, Schema
 from fordstone.lang.values import UnfitError, frame_of_columns
@@ -277,7 +278,7 @@ class MemorySource:
 
 
 class MemorySink:
-    """Keeps what comes: `released` by epoch, once; `written` in order. A run without state clears it first."""
+    """Keeps what comes: `released` by epoch, once; `written` in order. A run that begins with nothing clears it first."""
 
     def __init__(self) -> None:
         self.released: dict[int, pl.DataFrame] = {}
@@ -625,16 +626,22 @@ def _of_one_family(given: pl.DataType, wanted: pl.DataType) -> bool:
 class _OpenSink(Sink):
     def __init__(self, live: MemorySink, stream: SinkStream, *, keeps_state: bool) -> None:
         self._live = live
-        # A run with state may continue another's: state moves between engines and machines. One without never does.
-        if live.stream is not None and live.stream.owner != stream.owner and not (keeps_state and live.keeps_state):
+        # A run with state may continue another's: state moves between engines and machines. One that begins with nothing never does.
+        continues = keeps_state and live.keeps_state and stream.resumes_after != 0
+        if live.stream is not None and live.stream.owner != stream.owner and not continues:
             live.clear()
         live.stream, live.keeps_state = stream, keeps_state
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
-        if epoch in self._live.released:
-            self._live.repeated += 1
-        else:
-            self._live.released[epoch] = frame
+        there = self._live.released.setdefault(epoch, frame)
+        if there is frame:
+            return
+        if not (there.equals(frame) or same_rows(there, frame)):
+            raise SinkError(
+                f"the memory sink already has epoch {epoch}, with other rows than are released now. They are of another run: give this one a "
+                "MemorySink of its own, or the state of that run. Nothing was changed."
+            )
+        self._live.repeated += 1
 
     def write(self, frame: pl.DataFrame) -> None:
         self._live.written.append(frame)

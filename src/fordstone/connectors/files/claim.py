@@ -92,7 +92,7 @@ class DirectoryClaim:
         """The writer of a claim; None if it cannot be read, or is not written yet."""
         try:
             return msgspec.json.decode(self._disk.read(f"{name}/{_CONTENT}"), type=SinkWriter)
-        except (FileNotFoundError, DamagedError, msgspec.DecodeError):
+        except (FileNotFoundError, DamagedError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def _write(self) -> None:

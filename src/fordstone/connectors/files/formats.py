@@ -362,11 +362,13 @@ class CsvRows(LineFormat):
     def _learn(self, line: bytes) -> None:
         try:
             text = line.decode().removesuffix("\r")
+            self._names = next(csv.reader([text], delimiter=self._delimiter), [])
         except UnicodeDecodeError as error:
             raise SourceError(
                 f"{self._path}: the header is not UTF-8 ({error.reason} at byte {error.start})."
             ) from error
-        self._names = next(csv.reader([text], delimiter=self._delimiter), [])
+        except csv.Error as error:
+            raise SourceError(f"{self._path}: the header cannot be read ({error}).") from error
         wanted = [name for name in self._schema if name in self._names]
         twice = [name for name in wanted if self._names.count(name) > 1]
         if twice:

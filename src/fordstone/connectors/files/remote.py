@@ -440,7 +440,7 @@ class RemoteFileSink(PartedSink):
     def _writer(self) -> SinkWriter | None:
         try:
             return msgspec.json.decode(self._remote.get(WRITER_NAME), type=SinkWriter)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def _check_later(self, *, discard: bool = False) -> None:

@@ -14,7 +14,7 @@ import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import polars as pl
@@ -26,7 +26,7 @@ from fordstone.connectors.files.cells import check_flat, json_types
 from fordstone.connectors.files.formats import CsvRows, JsonLines
 from fordstone.connectors.files.lines import LineReader
 from fordstone.connectors.files.settings import LINE_BYTES_MOST, FileFormat, FileSettings
-from fordstone.errors import ConfigError, SinkError, SourceError
+from fordstone.errors import ConfigError, SchemaError, SinkError, SourceError
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
 from fordstone.storage.remote import FsspecRemote, local_path, open_filesystem
 
@@ -49,7 +49,7 @@ class StreamMark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     format: FileFormat
     columns: dict[str, str]
     upsert_key: tuple[str, ...] | None = None
-    delimiter: str = ","
+    delimiter: Annotated[str, msgspec.Meta(min_length=1, max_length=1)] = ","
 
     @property
     def schema(self) -> Schema:
@@ -71,15 +71,24 @@ def read_mark(data: bytes, *, where: str) -> StreamMark:
     """Read a mark back; raises `SinkError` if that is not what it is."""
     try:
         mark = msgspec.json.decode(data, type=StreamMark)
-    except msgspec.DecodeError as error:
-        raise SinkError(
-            f"{where}/{MARK_NAME} cannot be read: {error}. Restore it, or move the directory away."
-        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _unreadable(where, str(error)) from error
     if mark.version > MARK_VERSION:
         raise SinkError(
             f"{where}/{MARK_NAME} has version {mark.version}; this release reads up to {MARK_VERSION}. Use a newer release."
         )
+    try:
+        schema = mark.schema
+    except SchemaError as error:
+        raise _unreadable(where, str(error).removesuffix(".")) from error
+    unknown = [name for name in mark.upsert_key or () if name not in schema]
+    if unknown:
+        raise _unreadable(where, f"it has no column {unknown[0]!r}, which its key names")
     return mark
+
+
+def _unreadable(where: str, problem: str) -> SinkError:
+    return SinkError(f"{where}/{MARK_NAME} cannot be read: {problem}. Restore it, or move the directory away.")
 
 
 Compression = Literal["zstd", "lz4", "none"]

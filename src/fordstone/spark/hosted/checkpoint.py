@@ -278,7 +278,7 @@ class QueryFiles:
             return msgspec.json.decode(open_remote(self.root).get(path), type=kind)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DamagedError(
                 f"{self._place(path)} is damaged: {error}. Restore the checkpoint location, or begin with a new one."
             ) from error
