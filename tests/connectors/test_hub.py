@@ -454,6 +454,24 @@ def test_however_far_a_reader_lags_it_holds_a_bounded_number_of_epochs(monkeypat
     assert max(held) <= 12
 
 
+def test_epochs_that_are_held_for_other_nodes_stay_bounded_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hub_module, "EPOCHS_HELD_MAX", 12)
+    hub = FakeHub()
+    for node in "abcde":
+        hub.add(node, *numbers(*range(50)))
+    source = opened(hub)
+    source.partitions()
+    readers = {node: reader(source, node) for node in "ab"}
+    assert chunk_of(readers["a"].read(100)).frame.height == 6, "half of what may be held"
+    readers |= {node: reader(source, node) for node in "c"}
+    assert chunk_of(readers["c"].read(100)).frame.height == 6
+    assert source._buffer.count == 12
+    readers |= {node: reader(source, node) for node in "de"}
+    readers["d"].read(100)
+    assert [sorted(request.nodes) for request in hub.asked] == [["a", "b"], ["a", "c"], ["d"]]
+    assert source._buffer.count == 12
+
+
 def test_a_task_asks_for_all_its_planned_reads_at_once_and_for_nothing_else():
     hub = FakeHub()
     for node in ("a", "b", "c"):

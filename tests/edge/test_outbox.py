@@ -331,6 +331,21 @@ def test_an_epoch_that_waits_takes_little_memory(size_bytes: int, memory_bytes: 
     assert taken_bytes / count < memory_bytes
 
 
+def test_rewriting_the_log_of_epochs_that_wait_makes_each_line_once():
+    node, count = Node(), 1_000
+    node.store.log.note_delivery(DeliveryState(acknowledged=0))
+    rewrite(node.disk, node.disk.read(PATH) + b"\n".join(encode_cut(cut(epoch)) for epoch in range(1, count + 1)))
+    again = Node(node.disk, sealed=count, log_bytes=1_000)
+    tracemalloc.start()
+    try:
+        again.seal(count + 1)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert again.waiting() == list(range(1, count + 2))
+    assert peak_bytes / count < 2_300, "the record, and its line on the way to the file and in it"
+
+
 def test_an_epoch_alone_always_fits():
     Node(bytes_max=50).seal(1)
 

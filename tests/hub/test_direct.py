@@ -114,7 +114,8 @@ def test_a_location_that_failed_is_not_tried_again(caplog: pytest.LogCaptureFixt
     assert (len(asked), len(caplog.records)) == (1, 1)
 
 
-def test_a_store_that_hangs_holds_nothing_up_for_long_and_few_threads() -> None:
+def test_a_store_that_hangs_holds_nothing_up_for_long_and_few_threads(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fordstone.hub.client.direct")
     never = threading.Event()
     began = threading.Semaphore(0)
 
@@ -130,6 +131,7 @@ def test_a_store_that_hangs_holds_nothing_up_for_long_and_few_threads() -> None:
         assert began.acquire(timeout=10)
         assert began.acquire(timeout=10)
         assert not began.acquire(blocking=False), "the third and fourth did not begin"
+        assert {getattr(record, "problem", None) for record in caplog.records} == {"nothing came within 0 s"}
     finally:
         never.set()
 

@@ -8,11 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.spark.micro import MicroSpark
 
+from fordstone import Pipeline
+from fordstone.connectors import files
 from fordstone.errors import ConfigError
+from fordstone.hub.client.address import HubAddress
+from fordstone.planner.split import placed, split
+from fordstone.spark.hosted import query as query_module
 from fordstone.spark.hosted.operator_host import stream_host
 from fordstone.spark.hosted.stages import QuerySetting
-from fordstone.spark.session.session import Probe, check_probe, digest_at, warn_of_clear_tokens
+from fordstone.spark.session.session import Probe, check_probe, digest_at, parallelism, warn_of_clear_tokens
 
 
 def spark_with(master: str, **conf: str) -> Any:
@@ -39,6 +45,30 @@ def test_a_token_that_travels_in_the_clear_is_warned_of(
         warn_of_clear_tokens(spark_with(master, **conf))
     found = [record.getMessage().startswith("hub token sent in the clear") for record in caplog.records]
     assert found == [True] * warned
+
+
+@pytest.mark.parametrize("token", [None, "fst_secret"])
+def test_a_query_warns_if_its_hub_has_a_token(
+    token: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline = Pipeline("p")
+    rows = pipeline.source("rows", files("in/*.jsonl"), schema={"n": "bigint"})
+    rows.to_center().sink("out", files(str(tmp_path / "out"), format="jsonl"))
+    center = split(pipeline.plan()).center
+    assert center is not None
+    spark = MicroSpark()
+    spark.sparkContext = spark_with("spark://host:7077").sparkContext
+    monkeypatch.setattr(query_module, "check_location", lambda *given: None)
+    with caplog.at_level(logging.WARNING):
+        spark.query(placed(center, HubAddress(url="https://hub:7411", token=token)), state=tmp_path / "state")
+    assert ("hub token sent in the clear" in caplog.text) is (token is not None)
+
+
+@pytest.mark.parametrize(("cores_max", "tasks"), [("1", 2), ("24", 24), ("1000", 128)])
+def test_what_an_application_may_grow_to_counts_and_not_only_what_it_has_now(cores_max: str, tasks: int) -> None:
+    spark = spark_with("spark://host:7077", **{"spark.cores.max": cores_max})
+    spark.sparkContext.defaultParallelism = 2
+    assert parallelism(spark) == tasks
 
 
 def probe_of(directory: Path) -> Probe:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from collections.abc import Iterator
 from decimal import Decimal
 
 import polars as pl
@@ -155,6 +156,22 @@ def test_small_runs_are_joined_and_large_ones_cut(monkeypatch):
     batches = list(record_batches([run(frame) for frame in frames], arrow_of(frames[0])))
     assert [value for batch in batches for value in batch.column(0).to_pylist()] == list(range(1020))
     assert all(100 <= batch.num_rows <= 200 for batch in batches)
+
+
+def test_runs_that_wait_to_be_joined_take_little_memory(monkeypatch):
+    """A task reads thousands of epochs with a few rows each, and a batch alone takes kilobytes."""
+    monkeypatch.setattr(hub_rows, "SMALL_BATCHES_MAX", 10)
+    target = pa.schema([("x", pa.int64()), ("_epoch", pa.int64())])
+    one, before, taken = run(pl.DataFrame({"x": [1]}), _epoch=1), pa.total_allocated_bytes(), list[int]()
+
+    def runs() -> Iterator[RunRows]:
+        for _ in range(1_000):
+            taken.append(pa.total_allocated_bytes() - before)
+            yield one
+
+    (batch,) = record_batches(runs(), target)
+    assert batch.num_rows == 1_000
+    assert max(taken) < 1_000 * 32, "a buffer of each run takes 64 bytes at least"
 
 
 def test_columns_of_the_run_itself_stand_beside_its_rows():

@@ -12,6 +12,7 @@ it is acknowledged.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -174,14 +175,13 @@ class EpochLog:
         self._rewrite(replace(content, cuts=kept | {cut.epoch: cut}, noted=noted))
 
     def _rewrite(self, content: EpochLogContent) -> None:
-        lines = [seal("crossing", content.crossings[epoch]) for epoch in sorted(content.crossings)]
-        lines += [encode_cut(content.cuts[epoch]) for epoch in sorted(content.cuts)]
-        if content.noted:
-            lines.append(_sealed_line(content.noted))
-        if content.delivery is not None:
-            # Twice, at both ends: without it, epochs that the hub has would be missed.
-            lines = [seal("delivery", content.delivery), *lines, seal("delivery", content.delivery)]
-        self._journal.rewrite(lines)
+        # Twice, at both ends: without it, epochs that the hub has would be missed.
+        delivery = [] if content.delivery is None else [seal("delivery", content.delivery)]
+        crossings = (seal("crossing", content.crossings[epoch]) for epoch in sorted(content.crossings))
+        cuts = (encode_cut(content.cuts[epoch]) for epoch in sorted(content.cuts))
+        noted = [_sealed_line(content.noted)] if content.noted else []
+        # Each line is made once: there may be millions.
+        self._journal.rewrite(itertools.chain(delivery, crossings, cuts, noted, delivery))
         self._failpoints.hit("cut.appended")
         self._failpoints.hit("cut.synced")
         self._learn(content)

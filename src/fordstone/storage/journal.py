@@ -150,7 +150,7 @@ class Journal:
 
     def rewrite(self, lines: Iterable[bytes]) -> None:
         """Replace the whole file with these lines, durably. On `StorageError` the old file is still there."""
-        data = b"".join(line + b"\n" for line in lines)
+        data = b"\n".join([*lines, b""])
         self._writer.write(self.path, data)
         self._size_bytes, self._has_torn_tail, self._lacks_newline, self._is_new = len(data), False, False, False
 

@@ -1,8 +1,8 @@
 """The outbox: sealed epochs that the hub does not have yet. It is an index in memory of the epoch log; their rows are runs in the store.
 
 The writer adds each epoch when it is sealed; `edge.link.sender` takes the oldest and marks them when the hub has them. Days without
-the hub cost a line in the log and about a hundred bytes of memory per epoch, which its bound counts, too (`ENTRY_BYTES`); when many
-wait, epochs become longer where nothing on the node waits for them (`protocol.pacing`).
+the hub cost a line in the log and about a hundred bytes of memory per epoch (2 KB while the log is read or rewritten), which its bound
+counts, too (`ENTRY_BYTES`); when many wait, epochs become longer where nothing on the node waits for them (`protocol.pacing`).
 
 Invariants: entries have no gaps; an entry goes only after the mark that the hub has it is durable; the runs of every entry that
 is there are held; an epoch has one digest, in whatever form it is sent, so the chain at the newest epoch never depends on that.

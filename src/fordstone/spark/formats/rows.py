@@ -27,6 +27,8 @@ BATCH_ROWS_MIN: Final = 1 << 16
 BATCH_ROWS_MAX: Final = 1 << 18
 BATCH_BYTES: Final = 32 << 20
 """A batch of this size is sent, however few its rows."""
+SMALL_BATCHES_MAX: Final = 256
+"""As many batches of small runs are joined into one that is held in their place: each takes kilobytes, however few its rows."""
 _WIDER: Final = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -147,7 +149,7 @@ def record_batches(runs: Iterable[RunRows], target: pa.Schema) -> Iterator[pa.Re
         SchemaError: A run has values that do not fit the type of their column.
     """
     held: list[pa.RecordBatch] = []
-    rows = size_bytes = 0
+    joined = rows = size_bytes = 0
     for run in runs:
         for stored in run.frame.to_arrow(compat_level=pl.CompatLevel.newest()).to_batches():
             if not stored.num_rows:
@@ -157,7 +159,10 @@ def record_batches(runs: Iterable[RunRows], target: pa.Schema) -> Iterator[pa.Re
             size_bytes += held[-1].nbytes
             if rows >= BATCH_ROWS_MIN or size_bytes >= BATCH_BYTES:
                 yield from _joined(held)
-                held, rows, size_bytes = [], 0, 0
+                held, joined, rows, size_bytes = [], 0, 0, 0
+            elif len(held) - joined == SMALL_BATCHES_MAX:
+                held[joined:] = [pa.concat_batches(held[joined:])]
+                joined += 1
     if held:
         yield from _joined(held)
 
