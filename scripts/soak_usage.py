@@ -129,10 +129,13 @@ def _tree(pid: int, children: dict[int, list[int]]) -> list[int]:
 
 
 def _usage(pid: int) -> tuple[int, int] | None:
-    """Resident memory in bytes and the number of open files; None if it has just ended."""
+    """Memory in bytes and the number of open files; None if it has just ended.
+
+    Of pages that several processes share, as forked workers do, each has its part: else a center would count them ten times.
+    """
     place = Path("/proc") / str(pid)
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = (place / "status").read_text().splitlines()
-        kib = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+        lines = (place / "smaps_rollup").read_text().splitlines()
+        kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         return kib * KIB, sum(1 for _ in (place / "fd").iterdir())
     return None
