@@ -89,6 +89,8 @@ TEXT_CHARS_MAX: Final = 2_000
 VERSION_CHARS_MAX: Final = 100
 SEGMENTS_PER_COMMIT_MAX: Final = 20_000
 """Each costs the one writing thread some rows, even if it has no run."""
+OBJECTS_PER_COMMIT_MAX: Final = 3 + 3 * EPOCHS_PER_COMMIT_MAX + SEGMENTS_PER_COMMIT_MAX + RUNS_PER_COMMIT_MAX
+"""Maximum number of JSON objects in a commit within these bounds. Decoded, an empty one takes ten times its bytes."""
 _DIGITS_MAX: Final = 19
 _RANGE: Final = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})")
 BLOB_TYPE: Final = "application/octet-stream"
@@ -177,6 +179,7 @@ class Handlers:
         first, last = range_in(epochs)
         self.quota.check_epochs()
         body = await request.body()
+        check_objects(body)
 
         def prepared() -> tuple[Commit, list[str]]:
             commit = decoded(body, Commit)
@@ -705,6 +708,16 @@ def wait_in_query(request: Request) -> float:
     if not seconds >= 0:
         raise Rejection("bad_request", f"wait must be a number of seconds from 0 on, not {text[:40]!r}.")
     return min(seconds, WAIT_SECONDS_MAX)
+
+
+def check_objects(body: bytes) -> None:
+    """Reject a commit that has too many parts before it is decoded. No text in a commit may have a brace."""
+    count = body.count(b"{")
+    if count > OBJECTS_PER_COMMIT_MAX:
+        raise Rejection(
+            "bad_request",
+            f"a commit has at most {OBJECTS_PER_COMMIT_MAX} JSON objects, this one {count}: commit fewer epochs.",
+        )
 
 
 def check_commit(commit: Commit, first: int, last: int) -> None:
