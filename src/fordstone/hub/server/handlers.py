@@ -206,7 +206,7 @@ class Handlers:
     async def _read_bytes(self, node: str, size_bytes: int) -> None:
         """Find out what a node has at the hub, if that is not known well enough to take more."""
         if self.uploads.is_unread(node, size_bytes):
-            self.uploads.read(node, await self._read_quickly(lambda log: log.node_bytes(node)))
+            self.uploads.read(node, await self._read_own(node, lambda: self.log.read(lambda log: log.node_bytes(node))))
 
     async def lease(self, request: Request, pipeline: str, node: str) -> Response:
         asked = decoded(await request.body(), LeaseRequest)
@@ -387,6 +387,15 @@ class Handlers:
         reading = asyncio.get_running_loop().run_in_executor(self.quick_readers, lambda: self.log.read(query))
         return await _in_time(reading)
 
+    async def _read_own(self, node: str, work: Callable[[], T]) -> T:
+        """Read what takes the longer the more a node has at the hub: once at a time for each node, so that others do not wait for it."""
+
+        async def in_turn() -> T:
+            async with self.uploads.reading(node):
+                return await self._on_thread(work)
+
+        return await _in_time(in_turn())
+
     async def _on_reader(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.readers, work)
 
@@ -518,14 +527,17 @@ class Handlers:
                 known = {digest for digest in known if digest in state or self.uploads.has(node, digest)}
             return json_response(Digests(digests=tuple(digest for digest in asked.digests if digest not in known)))
 
-        return await self._on_thread(respond)
+        return await (self._on_thread(respond) if node is None else self._read_own(node, respond))
 
     async def _check_reader(self, request: Request, digest: str) -> None:
         """Reject a node that may not read this blob as if there were none."""
         token, node = request.scope.get(TOKEN), node_of(request)
         if token is None or node is None or self.uploads.has(node, digest):
             return
-        if not await self._read_quickly(lambda log: log.may_read_blob(node, token.pipelines, digest)):
+        may_read = await self._read_own(
+            node, lambda: self.log.read(lambda log: log.may_read_blob(node, token.pipelines, digest))
+        )
+        if not may_read:
             raise _no_blob(digest)
 
     async def _keep_small(self, upload: Upload, digest: str) -> Stored:
