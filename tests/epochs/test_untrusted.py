@@ -226,6 +226,11 @@ REJECTED: dict[str, tuple[Callable[[], tuple[bytes, int]], str]] = {
         for where in ("columns", "batch", "footer")
     },
     "a long name": (lambda: (columns_message(1, name=b"n" * 1000), 0), "a name of 1001 bytes; 1000 are allowed"),
+    "a name with NUL": (lambda: (arrow_stream(pa.table({"a\0": [1]})), 1), "a name with a NUL character"),
+    "a name with NUL in a struct": (
+        lambda: (arrow_stream(pa.table({"x": pa.array([{"\0": 1}])})), 1),
+        "a name with a NUL character",
+    ),
     "a time zone": (
         lambda: (arrow_stream(pa.table({"x": pa.array([1], pa.timestamp("us", "Asia/Tokyo"))})), 1),
         "'x' of a time zone other than UTC",
