@@ -354,6 +354,12 @@ def test_a_length_that_would_abort_the_process_is_found_in_the_metadata() -> Non
         check_run(bytes(data), named(bytes(data), 1000))
 
 
+def test_another_number_of_rows_is_found_in_the_metadata() -> None:
+    data, rows = encoded(pl.DataFrame({"x": [1, 2, 3]}), "none")[0], 4
+    with pytest.raises(RejectedRunError, match="has 3 rows, what names it says 4"):
+        check_run(data, named(data, rows))
+
+
 def test_a_manifest_that_is_too_large_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fordstone.epochs.untrusted.MANIFEST_BYTES_MAX", 10)
     with pytest.raises(RejectedRunError, match="manifest has 11 bytes; 10 are allowed"):
