@@ -109,6 +109,12 @@ def damaged(change: Callable[[bytearray], None]) -> Callable[[], tuple[bytes, in
     return make
 
 
+def more_values_than_bytes() -> bytes:
+    """Three values, of which the metadata says that they are 300."""
+    data = encoded(pl.DataFrame({"x": [1, 2, 9]}), "none")[0]
+    return data.replace(struct.pack("<q", 3), struct.pack("<q", 300))
+
+
 def nested(depth: int) -> pl.DataFrame:
     kind: pl.DataType = pl.Int64()
     for _ in range(depth):
@@ -226,6 +232,7 @@ REJECTED: dict[str, tuple[Callable[[], tuple[bytes, int]], str]] = {
         for where in ("columns", "batch", "footer")
     },
     "a long name": (lambda: (columns_message(1, name=b"n" * 1000), 0), "a name of 1001 bytes; 1000 are allowed"),
+    "more values than bytes": (lambda: (more_values_than_bytes(), 300), "too few bytes for the values of 'x'"),
     "a name with NUL": (lambda: (arrow_stream(pa.table({"a\0": [1]})), 1), "a name with a NUL character"),
     "a name with NUL in a struct": (
         lambda: (arrow_stream(pa.table({"x": pa.array([{"\0": 1}])})), 1),
