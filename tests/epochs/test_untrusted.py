@@ -109,6 +109,12 @@ def damaged(change: Callable[[bytearray], None]) -> Callable[[], tuple[bytes, in
     return make
 
 
+def more_values_than_bytes() -> bytes:
+    """Three values, of which the metadata says that they are 300."""
+    data = encoded(pl.DataFrame({"x": [1, 2, 9]}), "none")[0]
+    return data.replace(struct.pack("<q", 3), struct.pack("<q", 300))
+
+
 def nested(depth: int) -> pl.DataFrame:
     kind: pl.DataType = pl.Int64()
     for _ in range(depth):
@@ -226,6 +232,12 @@ REJECTED: dict[str, tuple[Callable[[], tuple[bytes, int]], str]] = {
         for where in ("columns", "batch", "footer")
     },
     "a long name": (lambda: (columns_message(1, name=b"n" * 1000), 0), "a name of 1001 bytes; 1000 are allowed"),
+    "more values than bytes": (lambda: (more_values_than_bytes(), 300), "too few bytes for the values of 'x'"),
+    "a name with NUL": (lambda: (arrow_stream(pa.table({"a\0": [1]})), 1), "a name with a NUL character"),
+    "a name with NUL in a struct": (
+        lambda: (arrow_stream(pa.table({"x": pa.array([{"\0": 1}])})), 1),
+        "a name with a NUL character",
+    ),
     "a time zone": (
         lambda: (arrow_stream(pa.table({"x": pa.array([1], pa.timestamp("us", "Asia/Tokyo"))})), 1),
         "'x' of a time zone other than UTC",
@@ -347,6 +359,12 @@ def test_a_length_that_would_abort_the_process_is_found_in_the_metadata() -> Non
     data[place : place + 8] = struct.pack("<q", 2**60)
     with pytest.raises(RejectedRunError, match=r"becomes 11529\d+ when it is decoded"):
         check_run(bytes(data), named(bytes(data), 1000))
+
+
+def test_another_number_of_rows_is_found_in_the_metadata() -> None:
+    data, rows = encoded(pl.DataFrame({"x": [1, 2, 3]}), "none")[0], 4
+    with pytest.raises(RejectedRunError, match="has 3 rows, what names it says 4"):
+        check_run(data, named(data, rows))
 
 
 def test_a_manifest_that_is_too_large_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import json
 import socket
@@ -482,3 +483,39 @@ def test_more_positions_than_a_request_may_have_are_rejected_and_clients_send_se
     beyond = {f"{name}-{'x' * 90}": NodePosition(1, "a" * 64) for name in (*at, "last")}
     assert StreamReader(client, "p", "s").acknowledge("c", beyond).keys() == beyond.keys()
     assert StreamReader(client, "p", "s").acknowledge("c", {}) == {}
+
+
+def commit_json(*epochs: int, state: int = 0) -> dict[str, Any]:
+    """A commit whose checkpoint names blobs that nobody has sent."""
+    named = [{"digest": DIGEST, "size_bytes": 1, "rows": 0}] * (1 + state)
+    return {
+        "generation": {"hub": 1, "local": 1},
+        "epochs": [{"epoch": epoch, "streams": {}, "created_us": 0} for epoch in epochs],
+        "checkpoint": {"epoch": epochs[-1], "manifest": named[0], "state": named[1:]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "where", "status"),
+    [
+        pytest.param(commit_json(1), "1-1", 424, id="by the log"),
+        pytest.param(commit_json(9), "9-9", 409, id="before it is looked at"),
+        pytest.param(commit_json(1), "1-2", 400, id="by its content"),
+        pytest.param(commit_json(1, state=5_000), "1-2", 400, id="by its content on a thread"),
+        pytest.param(commit_json(1) | {"after": 7}, "1-1", 400, id="as no commit"),
+    ],
+)
+def test_a_rejected_commit_leaves_no_memory_until_garbage_is_collected(
+    shared: HubAddress, body: Any, where: str, status: int
+) -> None:
+    def kept() -> list[object]:
+        return [one for one in gc.get_objects() if isinstance(one, EpochEntry) and id(one) not in before]
+
+    gc.collect()
+    gc.disable()
+    before = {id(one) for one in gc.get_objects() if isinstance(one, EpochEntry)}
+    try:
+        assert ask(shared, "POST", f"/v1/pipelines/p/nodes/n/epochs/{where}", json.dumps(body))[0] == status
+        until(lambda: not kept(), "end of the request", seconds_max=PATIENCE_S)
+    finally:
+        gc.enable()

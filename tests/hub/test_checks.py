@@ -6,10 +6,28 @@ from contextlib import nullcontext
 
 import msgspec
 import pytest
-from tests.hub.sending import commit_of
+import urllib3
+from tests.hub.sending import Node, commit_of
 
-from fordstone.hub.messages import NAMES_MAX, RUNS_PER_SEGMENT_MAX, Commit, EpochEntry, Rejection, StreamSegment
-from fordstone.hub.server.handlers import SEGMENTS_PER_COMMIT_MAX, check_commit
+from fordstone.hub.client.client import HubClient
+from fordstone.hub.messages import (
+    EPOCHS_PER_COMMIT_MAX,
+    NAMES_MAX,
+    RUNS_PER_COMMIT_MAX,
+    RUNS_PER_SEGMENT_MAX,
+    Checkpoint,
+    Commit,
+    EpochEntry,
+    Refusal,
+    Rejection,
+    StreamSegment,
+)
+from fordstone.hub.server.handlers import (
+    OBJECTS_PER_COMMIT_MAX,
+    SEGMENTS_PER_COMMIT_MAX,
+    check_commit,
+    check_objects,
+)
 from fordstone.protocol.delivery import COMMIT_RUNS_MAX
 from fordstone.state.base import RunRef
 
@@ -47,3 +65,26 @@ def test_one_run_cannot_be_named_any_number_of_times_in_an_epoch():
 def test_what_a_node_folds_into_one_commit_is_within_what_the_hub_takes():
     # A range ends with the epoch before the one that would be too much, but has at least one.
     assert max(COMMIT_RUNS_MAX, NAMES_MAX) <= SEGMENTS_PER_COMMIT_MAX
+
+
+def test_a_commit_with_too_many_parts_is_rejected_before_they_are_decoded(hub):
+    node = Node(HubClient(hub))
+    node.lease()
+    part = b'{"runs":[]},'
+    body = b'{"epochs":[' + part * OBJECTS_PER_COMMIT_MAX + b"no JSON"
+    url = f"{hub.url}/v1/pipelines/p/nodes/n/epochs/1-1"
+    refusal = msgspec.json.decode(urllib3.request("POST", url, body=body, retries=False).data, type=Refusal)
+    assert (refusal.error, str(OBJECTS_PER_COMMIT_MAX) in refusal.message) == ("bad_request", True)
+
+
+def test_the_largest_commit_has_no_more_parts_than_are_decoded():
+    segment, run = StreamSegment(runs=()), RunRef("0" * 64, 1, 1)
+    streams = {f"s{number}": segment for number in range(SEGMENTS_PER_COMMIT_MAX // EPOCHS_PER_COMMIT_MAX)}
+    entries = [
+        EpochEntry(epoch=epoch, streams=streams, created_us=0, controls={"c": 1})
+        for epoch in range(1, EPOCHS_PER_COMMIT_MAX + 1)
+    ]
+    state = Checkpoint(epoch=EPOCHS_PER_COMMIT_MAX, manifest=run, state=(run,) * (RUNS_PER_COMMIT_MAX - 1))
+    most = commit_of(*entries, checkpoint=state)
+    check_commit(most, 1, EPOCHS_PER_COMMIT_MAX)
+    check_objects(msgspec.json.encode(most))

@@ -23,11 +23,13 @@ from uvicorn.server import ServerState
 
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
+from fordstone.hub.server import connection
 from fordstone.hub.server.auth import TokenFile
 from fordstone.hub.server.connection import (
     HEAD_BYTES_MAX,
     HEADERS_MAX,
     PIPELINED_MAX,
+    Acceptor,
     Connection,
     Connections,
     peer_name,
@@ -311,6 +313,7 @@ async def connected(
     close_seconds_max: float = SECONDS_MAX,
     tls: ssl.SSLContext | None = None,
     all_gone: bool = False,
+    keep_alive_s: int = 5,
 ) -> None:
     """Have `talk` talk to an app over connections of ours. `all_gone`: after it, the server closes them by itself."""
     asked = asyncio.Event()
@@ -319,7 +322,9 @@ async def connected(
         asked.set()
         await app(scope, receive, send)
 
-    config = uvicorn.Config(counted, http="httptools", ws="none", log_config=None, lifespan="off")
+    config = uvicorn.Config(
+        counted, http="httptools", ws="none", log_config=None, lifespan="off", timeout_keep_alive=keep_alive_s
+    )
     config.load()
     state, connections = ServerState(), Connections(Limits(connections_max=connections_max))
     server = await asyncio.get_running_loop().create_server(
@@ -388,6 +393,48 @@ def test_a_connection_on_which_no_whole_head_comes_is_closed(begin):
         writer.close()
 
     asyncio.run(connected(say_ok, talk))
+
+
+def test_without_a_token_a_connection_is_not_kept_for_as_long_as_with_one(monkeypatch):
+    monkeypatch.setattr(connection, "IDLE_SECONDS_MAX", 0.01)
+
+    async def talk(host, port) -> None:
+        reader, writer = await opened(host, port, b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await reader.read()).endswith(b"ok")
+        writer.close()
+
+    asyncio.run(connected(say_ok, talk, head_seconds_max=SECONDS_MAX, keep_alive_s=10 * int(SECONDS_MAX)))
+
+
+def test_a_handshake_is_counted_before_it_has_ended():
+    authority = trustme.CA()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    connections = Connections(Limits(connections_max=3))
+    config = uvicorn.Config(say_ok, http="httptools", ws="none", log_config=None, lifespan="off")
+    config.load()
+
+    def made() -> Connection:
+        return Connection(config=config, server_state=ServerState(), app_state={}, connections=connections)
+
+    async def go() -> None:
+        with socket.socket() as listener, contextlib.ExitStack() as stack:
+            listener.bind(("127.0.0.1", 0))
+            listener.setblocking(False)
+            acceptor = Acceptor(listener, made, connections, tls=tls)
+            acceptor.start()
+            first = stack.enter_context(socket.create_connection(listener.getsockname()))
+            async with asyncio.timeout(SECONDS_MAX):
+                await eventually(lambda: connections.total == 1)
+                for _ in range(3):
+                    stack.enter_context(socket.create_connection(listener.getsockname()))
+                reader, writer = await asyncio.open_connection(sock=first)
+                assert not await reader.read(), "the oldest one makes room"
+                writer.close()
+            assert connections.total == connections.unauthenticated == 3
+            await acceptor.stop()
+
+    asyncio.run(go())
 
 
 def test_an_answer_that_takes_longer_than_a_head_may_is_not_cut_off():

@@ -10,9 +10,11 @@ import pytest
 
 from fordstone.hub.messages import Rejection
 from fordstone.hub.server.limits import DiskQuota
+from fordstone.hub.store.blobs import BlobLocks, open_blobs
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.log_schema import PAGE_BYTES, WAL_PAGES
 from fordstone.hub.store.reserve import RESERVE_BYTES_MAX, RESERVE_NAME, Reserve
+from fordstone.hub.store.retention import Keeping, Retention
 from fordstone.hub.store.sqlite import SqliteStore
 
 MIB = 1 << 20
@@ -114,6 +116,19 @@ def test_free_pages_are_cut_off_the_file_and_the_write_ahead_log_is_emptied(tmp_
         assert log.read(lambda log: log.pages()).free == 0
         assert path.stat().st_size <= before - free * PAGE_BYTES
         assert wal.stat().st_size == 0
+
+
+def test_retention_cuts_off_the_pages_that_it_has_freed_when_space_is_short(tmp_path: Path) -> None:
+    blobs = open_blobs(tmp_path / "blobs", beside=tmp_path / "incoming")
+    with contextlib.closing(HubLog(SqliteStore(tmp_path / "log.sqlite"), clock_us=lambda: 0)) as log:
+        log.write(
+            lambda tx: [tx.log.save_small_blob(f"{one:064x}", b"x" * 10_000, ran_us=0) for one in range(30)]
+        ).result(10)
+        retention = Retention(log, blobs, BlobLocks(), keeping=Keeping(grace_us=-1), short_of_space=lambda: True)
+        assert retention.round().blobs == 30
+        while retention.round().more:
+            pass
+        assert log.read(lambda log: log.pages()).free == 0
 
 
 def test_a_reader_delays_only_the_end_of_the_write_ahead_log(tmp_path: Path) -> None:

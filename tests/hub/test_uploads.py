@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,10 +23,13 @@ from fordstone.hub.messages import ConsumerPosition, ControlPublish, Refusal, Re
 from fordstone.hub.server import uploads as uploads_module
 from fordstone.hub.server.auth import TokenFile, Tokens
 from fordstone.hub.server.limits import DISK_CHECK_INTERVAL_S, RESERVED_BYTES_MAX, DiskQuota
+from fordstone.hub.server.serve import BLOB_THREADS
 from fordstone.hub.server.uploads import KEPT_S, READ_EVERY_S, NodeUploads
+from fordstone.hub.store.log_reader import LogReader
 from fordstone.hub.store.log_records import NodeBytes
 
 GIB = 1 << 30
+PATIENCE_S = 30.0
 
 
 class Fleet:
@@ -99,6 +104,41 @@ def test_a_node_does_not_learn_which_blobs_others_have(fleet):
     assert fleet.status("b", "PUT", "x") == 200, "now it is its own"
     assert fleet.clients["b"].missing([digest]) == set()
     assert reads(fleet, "b", "x")
+
+
+@pytest.mark.parametrize(
+    ("read", "ask"),
+    [
+        ("may_read_blob", lambda fleet: fleet.status("a", "GET", "x")),
+        ("state_blobs", lambda fleet: fleet.clients["a"].missing([run("x").digest])),
+        ("node_bytes", lambda fleet: fleet.status("a", "PUT", "x")),
+    ],
+)
+def test_a_node_with_much_at_the_hub_keeps_no_other_waiting(fleet, monkeypatch, read, ask):
+    fleet.node("b").put("y")
+    began, end = threading.Semaphore(0), threading.Event()
+    found = getattr(LogReader, read)
+
+    def slow(log: LogReader, node: str, *args: Any) -> Any:
+        if node == "a":
+            began.release()
+            assert end.wait(PATIENCE_S)
+        return found(log, node, *args)
+
+    monkeypatch.setattr(LogReader, read, slow)
+    with ThreadPoolExecutor(BLOB_THREADS) as threads:
+        waiting = [threads.submit(ask, fleet) for _ in range(BLOB_THREADS)]
+        try:
+            assert began.acquire(timeout=PATIENCE_S)
+            assert fleet.clients["b"].head("p", "b").epoch == 0
+            assert reads(fleet, "b", "y")
+            assert not reads(fleet, "b", "x")
+            assert not began.acquire(timeout=0), "one at a time"
+            assert not any(one.done() for one in waiting)
+        finally:
+            end.set()
+        for one in waiting:
+            one.result(PATIENCE_S)
 
 
 def test_a_commit_cannot_name_the_blob_of_another_node(fleet):

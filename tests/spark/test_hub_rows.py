@@ -4,15 +4,17 @@ import datetime as dt
 import math
 from collections.abc import Iterator
 from decimal import Decimal
+from unittest.mock import Mock
 
 import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
+from fordstone.epochs import untrusted
 from fordstone.epochs.run_file import COMPRESSIONS, Compression, encode_run
 from fordstone.epochs.untrusted import decode_untrusted
-from fordstone.errors import RejectedRunError, SchemaError
+from fordstone.errors import NodeQuarantinedError, RejectedRunError, SchemaError
 from fordstone.spark.formats import rows as hub_rows
 from fordstone.spark.formats.rows import (
     RunRows,
@@ -23,6 +25,7 @@ from fordstone.spark.formats.rows import (
     spark_columns,
     stored_columns,
 )
+from fordstone.spark.formats.source import HubStreamReader, RunShare
 from fordstone.state.base import RunRef
 
 EVERY = pl.DataFrame(
@@ -206,6 +209,26 @@ def test_bytes_that_are_no_arrow_are_refused():
     ref = RunRef(digest="0" * 64, size_bytes=16, rows=1)
     with pytest.raises(RejectedRunError, match=r"epoch 1 of node a: run 0+… is rejected: it is not Arrow IPC"):
         decode_rows(b"sixteen bytes ..", ref, pa.schema([("x", pa.int64())]), where="epoch 1 of node a", constants={})
+
+
+def test_one_run_that_an_epoch_names_often_may_become_no_more_than_an_epoch_may(monkeypatch):
+    monkeypatch.setattr(untrusted, "EPOCH_BYTES_FREE", 1)
+    ref, data = encode_run(pl.DataFrame({"x": pl.repeat(0, 1_000, eager=True)}), "zstd")
+    reader, rejected = Mock(), []
+    reader.retry = lambda call: call()
+    reader.blob = lambda *_: bytes(data)
+    reader.quarantine = lambda error, _: rejected.append((error.node, error.epoch))
+    setting = Mock(pipeline="p", stream="s", metadata=False, consumer=None, reader=lambda: reader)
+    hub = HubStreamReader(setting, t.StructType([t.StructField("x", t.LongType())]))
+
+    def rows(*epochs: int) -> int:
+        reads = [("a", epoch, ref) for epoch in epochs]
+        return sum(batch.num_rows for batch in hub.read(RunShare(reads, None)))
+
+    assert rows(*range(1, 101)) == 100_000
+    with pytest.raises(NodeQuarantinedError, match="the rows of its epoch become more than"):
+        rows(*[7] * 100)
+    assert rejected == [("a", 7)]
 
 
 def test_no_rows_are_no_batches():

@@ -218,9 +218,12 @@ class _Table:
         if count > NAME_BYTES_MAX:
             raise IpcError(f"has a name of {count} bytes; {NAME_BYTES_MAX} are allowed")
         try:
-            return str(self._data[start : start + count], "utf-8")
+            name = str(self._data[start : start + count], "utf-8")
         except UnicodeDecodeError as error:
             raise IpcError("has a name that is not UTF-8") from error
+        if "\0" in name:  # Polars panics where it hands such a name to PyArrow
+            raise IpcError("has a name with a NUL character")
+        return name
 
     def _vector(self, field: int, item_bytes: int) -> tuple[int, int]:
         """Where the items of a vector begin, and their number."""

@@ -89,6 +89,8 @@ TEXT_CHARS_MAX: Final = 2_000
 VERSION_CHARS_MAX: Final = 100
 SEGMENTS_PER_COMMIT_MAX: Final = 20_000
 """Each costs the one writing thread some rows, even if it has no run."""
+OBJECTS_PER_COMMIT_MAX: Final = 3 + 3 * EPOCHS_PER_COMMIT_MAX + SEGMENTS_PER_COMMIT_MAX + RUNS_PER_COMMIT_MAX
+"""Maximum number of JSON objects in a commit within these bounds. Decoded, an empty one takes ten times its bytes."""
 _DIGITS_MAX: Final = 19
 _RANGE: Final = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})")
 BLOB_TYPE: Final = "application/octet-stream"
@@ -177,6 +179,7 @@ class Handlers:
         first, last = range_in(epochs)
         self.quota.check_epochs()
         body = await request.body()
+        check_objects(body)
 
         def prepared() -> tuple[Commit, list[str]]:
             commit = decoded(body, Commit)
@@ -203,7 +206,7 @@ class Handlers:
     async def _read_bytes(self, node: str, size_bytes: int) -> None:
         """Find out what a node has at the hub, if that is not known well enough to take more."""
         if self.uploads.is_unread(node, size_bytes):
-            self.uploads.read(node, await self._read_quickly(lambda log: log.node_bytes(node)))
+            self.uploads.read(node, await self._read_own(node, lambda: self.log.read(lambda log: log.node_bytes(node))))
 
     async def lease(self, request: Request, pipeline: str, node: str) -> Response:
         asked = decoded(await request.body(), LeaseRequest)
@@ -384,6 +387,15 @@ class Handlers:
         reading = asyncio.get_running_loop().run_in_executor(self.quick_readers, lambda: self.log.read(query))
         return await _in_time(reading)
 
+    async def _read_own(self, node: str, work: Callable[[], T]) -> T:
+        """Read what takes the longer the more a node has at the hub: once at a time for each node, so that others do not wait for it."""
+
+        async def in_turn() -> T:
+            async with self.uploads.reading(node):
+                return await self._on_thread(work)
+
+        return await _in_time(in_turn())
+
     async def _on_reader(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.readers, work)
 
@@ -515,14 +527,17 @@ class Handlers:
                 known = {digest for digest in known if digest in state or self.uploads.has(node, digest)}
             return json_response(Digests(digests=tuple(digest for digest in asked.digests if digest not in known)))
 
-        return await self._on_thread(respond)
+        return await (self._on_thread(respond) if node is None else self._read_own(node, respond))
 
     async def _check_reader(self, request: Request, digest: str) -> None:
         """Reject a node that may not read this blob as if there were none."""
         token, node = request.scope.get(TOKEN), node_of(request)
         if token is None or node is None or self.uploads.has(node, digest):
             return
-        if not await self._read_quickly(lambda log: log.may_read_blob(node, token.pipelines, digest)):
+        may_read = await self._read_own(
+            node, lambda: self.log.read(lambda log: log.may_read_blob(node, token.pipelines, digest))
+        )
+        if not may_read:
             raise _no_blob(digest)
 
     async def _keep_small(self, upload: Upload, digest: str) -> Stored:
@@ -705,6 +720,16 @@ def wait_in_query(request: Request) -> float:
     if not seconds >= 0:
         raise Rejection("bad_request", f"wait must be a number of seconds from 0 on, not {text[:40]!r}.")
     return min(seconds, WAIT_SECONDS_MAX)
+
+
+def check_objects(body: bytes) -> None:
+    """Reject a commit that has too many parts before it is decoded. No text in a commit may have a brace."""
+    count = body.count(b"{")
+    if count > OBJECTS_PER_COMMIT_MAX:
+        raise Rejection(
+            "bad_request",
+            f"a commit has at most {OBJECTS_PER_COMMIT_MAX} JSON objects, this one {count}: commit fewer epochs.",
+        )
 
 
 def check_commit(commit: Commit, first: int, last: int) -> None:

@@ -157,7 +157,9 @@ class HubMiddleware:
         try:
             await self._handle(exchange, scope, receive, response, connection)
         except Rejection as rejection:
-            await self._reject(exchange, rejection, response)
+            # Its frames have the body, and futures in these frames have the exception: a cycle, which would keep the body's memory
+            # long after it was given back.
+            await self._reject(exchange, rejection.with_traceback(None), response)
         except ClientDisconnect:
             self._metrics.disconnects.inc()
         except Exception:  # noqa: BLE001 - a bug fails one request; it is logged

@@ -12,6 +12,7 @@ Used on the event loop, except for `has`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -46,6 +47,7 @@ class _Node:
     """Of uploads and commits in progress."""
     coming: int = 0
     """Uploads in progress."""
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def bytes(self) -> int:
@@ -101,6 +103,10 @@ class NodeUploads:
         if known.committed_bytes is None:
             return True
         return known.bytes + size_bytes > self._free_bytes() and self._clock_s() - known.read_s >= READ_EVERY_S
+
+    def reading(self, node: str) -> asyncio.Lock:
+        """Return the lock under which the log is asked for what the node has, which may be much."""
+        return self._node(node).reading
 
     def read(self, node: str, found: NodeBytes) -> None:
         """Take over what the log has of the node."""

@@ -221,26 +221,30 @@ class HubLog:
                 self._jobs.put(job)
 
     def _write_all(self) -> None:
-        running = True
-        while running:
-            first = self._jobs.get()
-            jobs = [] if first is None else [first]
-            running = first is not None
-            while running and len(jobs) < JOBS_PER_TRANSACTION_MAX:
-                try:
-                    job = self._jobs.get_nowait()
-                except queue.Empty:
-                    break
-                if job is None:
-                    running = False
-                else:
-                    jobs.append(job)
-            wanted = [job for job in jobs if job.outcome.set_running_or_notify_cancel()]
-            self._transact([job for job in wanted if isinstance(job, _Job)])
-            for job in wanted:
-                if isinstance(job, _Upkeep):
-                    self._maintain(job)
+        while self._write_next():
+            pass
         self._store.close()
+
+    def _write_next(self) -> bool:
+        """Wait for jobs, and carry them out; False: these were the last. Between two calls no job is held in memory."""
+        first = self._jobs.get()
+        jobs = [] if first is None else [first]
+        running = first is not None
+        while running and len(jobs) < JOBS_PER_TRANSACTION_MAX:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is None:
+                running = False
+            else:
+                jobs.append(job)
+        wanted = [job for job in jobs if job.outcome.set_running_or_notify_cancel()]
+        self._transact([job for job in wanted if isinstance(job, _Job)])
+        for job in wanted:
+            if isinstance(job, _Upkeep):
+                self._maintain(job)
+        return running
 
     def _maintain(self, job: _Upkeep) -> None:
         """Carry out work on the file. Whatever happens, the thread continues."""
@@ -304,6 +308,10 @@ def _carry_out(tx: Transaction, job: _Job) -> Any:
             return job.work(tx)
     except StoreFailedError:
         raise
+    except Rejection as rejection:
+        tx.changed, tx.epochs = changed, epochs
+        # This frame has the job, and the job's outcome will have the exception: a cycle, with all that was to be written.
+        return _Failed(rejection.with_traceback(None))
     except Exception as error:  # noqa: BLE001 - the client that handed the job in gets it; the other jobs continue
         tx.changed, tx.epochs = changed, epochs
         return _Failed(error)
