@@ -159,6 +159,21 @@ def test_a_restored_hub_that_has_lost_nothing_goes_on_as_before(ledger: Ledger) 
     assert ledger.commit(commit_of(entry(2, "b"), generation=since, after=former.chain)).head == 2
 
 
+def test_a_node_that_joined_after_the_backup_gets_a_larger_generation_than_before(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    """Otherwise a machine that takes it over would have the generation of the old one, or a smaller one, which sinks refuse."""
+    before = ledger.lease(holder="old", local=3)
+    (tmp_path / "backup").mkdir()
+    backup = Ledger(tmp_path / "backup")
+    backup.restored()
+    assert backup.lease(holder="new", local=1, take_over=True).hub > before.hub
+    with pytest.raises(Rejection) as raised:
+        backup.commit(commit_of(entry(1), generation=before))
+    assert raised.value.refusal.error == "stale_generation"
+    backup.log.close()
+
+
 def test_a_node_that_joined_after_the_backup_may_go_on_at_the_restored_hub(ledger: Ledger) -> None:
     former = ledger.head().log_id
     ledger.restored()

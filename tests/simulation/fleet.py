@@ -50,6 +50,8 @@ from fordstone.testing.memory_disk import PowerCut
 
 STEPS_MAX: Final = 12_000
 STEPS_PER_ROW: Final = 40
+CRASH_POINTS: Final = (*HUB_FAILPOINTS, "hub.blob-renamed", "hub.blob-renamed")
+"""The only moment at which a crash may take a blob back is drawn more often."""
 IDLE_US: Final = (2_000, 20_000, 200_000, 2_000_000)
 CALM_IDLE_US: Final = (20_000, 200_000, 30_000_000)
 
@@ -84,7 +86,13 @@ class Fleet:
         self.ledger.counts_rows = scenario.restores > 0
         self.hub_clock = MachineClock(self.clock)
         self.hub_clock.set_us = scenario.hub_skew_us
-        self.hub = FleetHub(self.hub_clock.wall_us, rng, self.ledger.faults, wal_pages=scenario.wal_pages)
+        self.hub = FleetHub(
+            self.hub_clock.wall_us,
+            rng,
+            self.ledger.faults,
+            wal_pages=scenario.wal_pages,
+            small_blob_bytes=scenario.small_blob_bytes,
+        )
         self.network = Network(self.hub, self.ledger, rng, lost=scenario.lost)
         self.sinks = {name: MemorySink() for name in SINKS}
         halves = split(build_plan(scenario, MemorySource([]), self.sinks))
@@ -308,7 +316,7 @@ class Fleet:
                     self.tally.faults[Fault.HUB_KILLED] += 1
                     self.hub.crash()
                 case 1:
-                    self.hub.crash_at = self.rng.choice(HUB_FAILPOINTS)
+                    self.hub.crash_at = self.rng.choice(CRASH_POINTS)
                 case _:
                     # Also far enough to meet the copy of the write-ahead log into the file.
                     self.hub.files.cut_after = self.rng.randrange(self.rng.choice((12, 150)))
@@ -317,6 +325,7 @@ class Fleet:
         self.hub.restart()
         for node in self.nodes:
             self.ledger.look_at(self.hub, node.name)
+        self.ledger.note_versions(self.hub)
         self.hub.check_blobs()
 
     def _collect(self) -> None:

@@ -141,7 +141,8 @@ class Center(Host):
         """By node, the epoch after which it may have to begin again; None: it does not run, so that is not known."""
         if self.engine is None or self._store is None:
             return None
-        if not (epochs := self._store.epochs()):
+        # A power cut may bring an older checkpoint back, which was removed without a sync: nothing is kept for it.
+        if not (epochs := self._store.epochs()[-KEEP:]):
             return {}
         partitions = self._store.manifest(epochs[0]).cut.sources[CUT].partitions
         return {name: part.position for name, part in partitions.items()}

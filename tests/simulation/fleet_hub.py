@@ -1,4 +1,4 @@
-"""The hub of a simulated fleet: the real log, decisions and retention, without HTTP, over blobs in memory that forget.
+"""The hub of a simulated fleet: the real log, decisions and retention, without HTTP, over blobs in memory that forget, or in the log.
 
 Every call is carried out at once, by its caller. A crash comes at a failpoint of the hub, between calls, or between two writes
 of the log's file: log and blobs keep what was made durable, and of the rest what chance leaves.
@@ -44,7 +44,7 @@ from fordstone.hub.messages import (
     StreamEpochs,
     StreamNodes,
 )
-from fordstone.hub.server.handlers import check_commit, decoded
+from fordstone.hub.server.handlers import SMALL_BYTES_MAX, check_commit, decoded
 from fordstone.hub.store import commits, controls, quarantine, sqlite
 from fordstone.hub.store.blobs import BlobLocks, BlobStore, Upload
 from fordstone.hub.store.log import HubLog
@@ -163,9 +163,16 @@ class FleetHub:
     """Each call either gives its answer, or raises `Rejection` or `HubCrashedError`. One thread."""
 
     def __init__(
-        self, clock_us: Callable[[], int], rng: Random, faults: Counter[str], *, wal_pages: int = WAL_PAGES
+        self,
+        clock_us: Callable[[], int],
+        rng: Random,
+        faults: Counter[str],
+        *,
+        wal_pages: int = WAL_PAGES,
+        small_blob_bytes: int = SMALL_BYTES_MAX,
     ) -> None:
         """`wal_pages`: of how many pages in the write-ahead log on they are copied into the log's file."""
+        self._small_blob_bytes = small_blob_bytes
         self._folder = Path(tempfile.mkdtemp(prefix="fordstone-fleet-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
         self._path = self._folder / "log.sqlite"
         self._clock_us = clock_us
@@ -253,13 +260,20 @@ class FleetHub:
         """Store a blob as `Handlers.put_blob` does."""
         upload = Upload(self.blobs.beside())
         upload.write(data)
+        if len(data) <= self._small_blob_bytes:
+            upload.verify(digest)
+            self.hit("hub.blob-written")
+            self.log.write(lambda tx: tx.log.save_small_blob(digest, data, ran_us=tx.ran_us)).result()
+            self.hit("hub.blob-renamed")
+            return
         with self._locks.arrival(digest):
             upload.store(self.blobs, digest)
             self.log.record_blob(digest, upload.size_bytes)
 
     def get_blob(self, digest: str) -> bytes:
         """The bytes."""
-        with self.blobs.open(digest) as file:
+        small = self.log.read(lambda log: log.small_blob(digest))
+        with self.blobs.open(digest) if small is None else io.BytesIO(small) as file:
             data = file.read()
         if hashlib.sha256(data).hexdigest() != digest:
             raise SimulationError(f"blob {digest} at the hub has other bytes than its name says")
@@ -318,9 +332,10 @@ class FleetHub:
         self.log.write(lambda tx: tx.log.save_position(pipeline, consumer, kept, now_us=tx.now_us)).result()
         return Acknowledged(refused=refused)
 
-    def publish(self, pipeline: str, name: str, version: ControlPublish) -> tuple[ControlVersion, bool]:
-        """Number a version; give it, and whether it is new."""
-        return self.log.write(lambda tx: controls.publish(tx, pipeline, name, version)).result()
+    def publish(self, pipeline: str, name: str, version: ControlPublish) -> ControlVersion:
+        """Number a version."""
+        published, _ = self.log.write(lambda tx: controls.publish(tx, pipeline, name, version)).result()
+        return published
 
     def control_page(self, pipeline: str, name: str, *, after: int, chain: str | None) -> ControlPage:
         """Versions after `after`."""
@@ -355,6 +370,11 @@ class FleetHub:
         rows = self._select(query, node)
         return [(epoch, digest, (hub, local)) for epoch, digest, hub, local in rows]
 
+    def versions(self) -> list[ControlVersion]:
+        """The versions of control tables that are kept, in order."""
+        rows = self._select("SELECT content FROM versions ORDER BY version")
+        return [msgspec.json.decode(content, type=ControlVersion) for (content,) in rows]
+
     def kept(self, node: str) -> set[int]:
         """The epochs whose rows can still be read."""
         query = "SELECT s.epoch FROM segments s JOIN nodes n ON n.id = s.node_id WHERE n.node = ?"
@@ -363,7 +383,12 @@ class FleetHub:
     def unnamed(self) -> set[str]:
         """Blobs that are there although nothing names them."""
         rows = self._select("SELECT digest FROM blobs WHERE refs > 0")
-        return self.blobs.all() - {digest for (digest,) in rows}
+        return (self.blobs.all() | self._small_blobs()) - {digest for (digest,) in rows}
+
+    def _small_blobs(self) -> set[str]:
+        """Those in the log that are whole."""
+        rows = self._select("SELECT digest, data FROM small_blobs")
+        return {digest for digest, data in rows if hashlib.sha256(data).hexdigest() == digest}
 
     def _select(self, query: str, *values: object) -> list[Any]:
         """What the log's file has. On a connection of its own: judges must not go through what they judge."""
@@ -378,8 +403,8 @@ class FleetHub:
             named += [("a segment", run) for run in msgspec.json.decode(runs, type=tuple[RunRef, ...])]
         for (content,) in self._select("SELECT content FROM checkpoints"):
             named += [("a checkpoint", run) for run in msgspec.json.decode(content, type=Checkpoint).runs()]
-        for (content,) in self._select("SELECT content FROM versions"):
-            named.append(("a control version", msgspec.json.decode(content, type=ControlVersion).blob))
+        named += [("a control version", version.blob) for version in self.versions()]
+        small = self._small_blobs()
         for by, run in named:
-            if not self.blobs.whole(run):
+            if run.digest not in small and not self.blobs.whole(run):
                 raise SimulationError(f"at the hub, {by} names blob {run.digest[:12]}, which is not there whole")

@@ -172,7 +172,11 @@ class Ledger:
         """Rows that a restored hub may have lost, and rows that an operator let be lost or doubled: of epochs in which it was said so."""
         lost, forced = set[int](), set[int]()
         for (node, epoch, digest), rows in self.rows.items():
-            if self.is_lost(node, epoch):
+            machine, _ = self.sent[node, epoch, digest]
+            withdrawn = digest in self.withdrawn.get(node, {}).get(epoch, ())
+            # A machine that has no whole copy either reports that with its next epoch. It may have ended.
+            unreported = withdrawn and machine in self.again and epoch > self.head(node)
+            if unreported or self.is_lost(node, epoch):
                 lost |= rows
             until = self.forced.get(node, 0)
             if (
@@ -244,8 +248,13 @@ class Ledger:
 
     # Control tables.
 
-    def note_version(self, version: ControlVersion, data: bytes) -> None:
-        """A version was published."""
+    def note_versions(self, hub: FleetHub) -> None:
+        """Something was published, or the hub may have crashed after that and before its answer."""
+        for version in hub.versions():
+            if self.versions.get(version.version) != version:
+                self._note_version(version, hub.get_blob(version.blob.digest))
+
+    def _note_version(self, version: ControlVersion, data: bytes) -> None:
         known = self.versions.setdefault(version.version, version)
         if known != version:
             raise SimulationError(f"control version {version.version} has changed at the hub")

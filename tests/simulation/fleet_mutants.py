@@ -21,15 +21,33 @@ from fordstone.edge.link.outbox import Outbox
 from fordstone.edge.link.sender import Sender
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import HubAwayError
-from fordstone.hub.messages import NodeEpochs
+from fordstone.hub.messages import Head, NodeEpochs
 from fordstone.hub.store import commits, log_schema
 from fordstone.hub.store.log_reader import LogReader
 from fordstone.hub.store.log_writer import LogWriter
 from fordstone.operators.join.lookup import LookupLatest
 from fordstone.protocol import delivery
 from fordstone.protocol.chain import PositionJudgement
-from fordstone.protocol.delivery import Accept, AlreadyDone, CommitDecision, CommitFacts, Gap, OtherContent, Stale
-from fordstone.protocol.lease import Fence, Granted, LeaseDecision, LeaseFacts, NotHead, Position, decide_lease
+from fordstone.protocol.delivery import (
+    Accept,
+    AlreadyDone,
+    CommitDecision,
+    CommitFacts,
+    Gap,
+    InSync,
+    OtherContent,
+    Stale,
+)
+from fordstone.protocol.lease import (
+    Fence,
+    Granted,
+    LeaseDecision,
+    LeaseFacts,
+    NotHead,
+    OlderIncarnation,
+    Position,
+    decide_lease,
+)
 
 _decide_order = delivery.decide_order
 
@@ -253,6 +271,38 @@ def lease_does_not_need_the_head() -> Iterator[None]:
 
 
 @contextmanager
+def lease_goes_to_an_older_start() -> Iterator[None]:
+    """A process that was started before the holder, or is a copy of it, shuts the holder out."""
+
+    def lenient(facts: LeaseFacts) -> LeaseDecision:
+        decision = decide_lease(facts)
+        if isinstance(decision, OlderIncarnation):
+            return Granted(fence=Fence(decision.by.hub, facts.local))
+        return decision
+
+    with patch.object(commits, "decide_lease", lenient):
+        yield
+
+
+@contextmanager
+def hub_commits_without_blobs() -> Iterator[None]:
+    """An epoch is taken in although blobs that it names are missing."""
+    with patch.object(commits, "decide_commit", lambda facts, absent: _decide_order(facts)):
+        yield
+
+
+@contextmanager
+def sender_trusts_its_own_state() -> Iterator[None]:
+    """A node does not compare its epochs with those of the hub: it goes on after what it has sent, or what the hub has."""
+
+    def trusting(self: Sender, head: Head) -> InSync:
+        return InSync(done=max(min(head.epoch, self._outbox.newest), self._outbox.sent))
+
+    with patch.object(Sender, "_compare", trusting):
+        yield
+
+
+@contextmanager
 def index_pages_lose_their_last_epoch() -> Iterator[None]:
     """The hub lists one epoch less than it says."""
     original = commits._listed
@@ -315,6 +365,9 @@ FLEET_MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         log_is_synced_at_checkpoints_only,
         positions_are_not_compared,
         lease_does_not_need_the_head,
+        lease_goes_to_an_older_start,
+        hub_commits_without_blobs,
+        sender_trusts_its_own_state,
         index_pages_lose_their_last_epoch,
         ended_node_does_not_look_at_the_hub,
         restored_hub_reports_no_gap,

@@ -206,9 +206,8 @@ class Wire(HubClient):
         """Publish a version."""
 
         def carried_out() -> ControlVersion:
-            published, new = self._hub.publish(pipeline, control, version)
-            if new:
-                self._network.ledger.note_version(published, self._hub.get_blob(published.blob.digest))
+            published = self._hub.publish(pipeline, control, version)
+            self._network.ledger.note_versions(self._hub)
             return published
 
         return self._through(carried_out, changes=True)

@@ -15,6 +15,7 @@ from tests.simulation.scenario import timed_source
 from fordstone.api.pipeline import Pipeline
 from fordstone.api.windows import tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
+from fordstone.hub.server.handlers import SMALL_BYTES_MAX
 from fordstone.plan.plan import Mode, Plan, Source
 
 PIPELINE: Final = "fleet"
@@ -72,6 +73,8 @@ class FleetScenario:
     """Bounds that are rarely reached are small: ranges, files of control tables, what the hub remembers."""
     hub_skew_us: int
     """How far the hub's clock is ahead of the nodes'."""
+    small_blob_bytes: int = 0
+    """Blobs up to this size are in the hub's log, and not in its blob store."""
     wal_pages: int = 4_000
     """After how many pages the hub's write-ahead log is copied into its file."""
     set_rate: float = 0.0
@@ -129,6 +132,7 @@ class FleetScenario:
             # What a table said before the hub was restored may be said by no version any more.
             restores=0.01 if not (pushes or controls) and rng.random() < 0.5 else 0.0,
             copies=0.01 if rng.random() < 0.25 else 0.0,
+            small_blob_bytes=rng.choice((0, 1_500, SMALL_BYTES_MAX)),
         )
 
     @classmethod

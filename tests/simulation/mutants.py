@@ -11,16 +11,17 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
+import msgspec
 import polars as pl
 from tests.simulation.sink_files import OUTPUT
 
-from fordstone.edge.engine import coordinator, source_task
+from fordstone.edge.engine import assembly, coordinator, engine, replay, source_task
 from fordstone.edge.engine.channel import Channel
 from fordstone.edge.engine.gate import Gate, InFlight
 from fordstone.edge.engine.source_task import SourceTask
 from fordstone.edge.engine.writer import Writer
 from fordstone.epochs import store as store_module
-from fordstone.lang.duration import TIME_MAX_US
+from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.operators.aggregate.running import Combine
 from fordstone.operators.base import ROW_WATERMARK, Emits
 from fordstone.operators.window.panes import Closing, Judged
@@ -29,7 +30,7 @@ from fordstone.plan.ids import Attempt
 from fordstone.protocol.alignment import Alignment
 from fordstone.protocol.retention import Retention, decide_retention
 from fordstone.runtime.chain import Outlet
-from fordstone.runtime.snapshot import Barrier, Item, TaskSnapshot
+from fordstone.runtime.snapshot import Barrier, Batch, Item, TaskSnapshot
 from fordstone.testing.memory_disk import MemoryDisk
 
 
@@ -228,6 +229,53 @@ def late_by_the_step_alone() -> Iterator[None]:
 
 
 @contextmanager
+def unaligned_loses_a_batch() -> Iterator[None]:
+    """Of what is in flight in each channel, the last batch is missing in the checkpoint."""
+    original = Gate._in_flight
+
+    def lossy(self: Gate, attempt: Attempt) -> InFlight:
+        event = original(self, attempt)
+        return replace(event, logs={name: _without_last_batch(items) for name, items in event.logs.items()})
+
+    with patch.object(Gate, "_in_flight", lossy):
+        yield
+
+
+def _without_last_batch(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    last = max((place for place, item in enumerate(items) if isinstance(item, Batch)), default=len(items))
+    return items[:last] + items[last + 1 :]
+
+
+@contextmanager
+def deduplication_forgets_at_a_rescale() -> Iterator[None]:
+    """With another parallelism, keys that were seen are not loaded."""
+    original = assembly._pieces
+
+    def forgetful(store: Any, found: Any, *given: Any, rescaled: bool) -> Any:
+        if rescaled and [(one.step, one.state) for one in found[:1]] == [("first_by_k", "kept")]:
+            return []
+        return original(store, found, *given, rescaled=rescaled)
+
+    with patch.object(assembly, "_pieces", forgetful):
+        yield
+
+
+@contextmanager
+def time_of_partitions_is_forgotten() -> Iterator[None]:
+    """After a restart, rows are not compared with those that their partition had before."""
+    original = assembly.assigned_partitions
+
+    def timeless(*given: Any, **more: Any) -> Any:
+        return [
+            {name: msgspec.structs.replace(cut, max_time_us=TIME_MIN_US) for name, cut in one.items()}
+            for one in original(*given, **more)
+        ]
+
+    with patch.object(engine, "assigned_partitions", timeless), patch.object(replay, "assigned_partitions", timeless):
+        yield
+
+
+@contextmanager
 def operators_go_by_the_machines_clock() -> Iterator[None]:
     """The clock of operators goes back when somebody sets the machine's."""
 
@@ -255,6 +303,9 @@ MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         release_before_the_seal,
         late_below_the_watermark,
         late_by_the_step_alone,
+        unaligned_loses_a_batch,
+        deduplication_forgets_at_a_rescale,
+        time_of_partitions_is_forgotten,
         operators_go_by_the_machines_clock,
     )
 }

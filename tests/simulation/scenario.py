@@ -32,6 +32,7 @@ GUARANTEES: Final[tuple[Guarantee, ...]] = (
 )
 """What seeds draw from: exactly-once has the most to go wrong."""
 WINDOW_S: Final = 10
+CRASHES_LATE_RATE: Final = 0.75
 IDLE_US: Final = 30_000
 """In the simulation's time."""
 ALPHA: Final = 0.3
@@ -64,6 +65,8 @@ class Scenario:
     waiting_bytes: int
     fills: bool
     """The disk is full now and then."""
+    crashes_late: bool = False
+    """No crash before an epoch is sealed: a restart has something to resume from."""
     rots: bool = False
     """Any file of the state may be damaged between two starts: the run goes on exactly, or is refused."""
     live: bool
@@ -110,7 +113,8 @@ class Scenario:
             timeout_us=rng.choice((15_000, 60_000_000, 60_000_000)),
             crashes_max=rng.choice((0, 1, 3)),
             crash_rate=rng.choice((0.002, 0.01, 0.03)),
-            rescales=drawn_guarantee == "exactly_once" and drawn_mode != "unaligned" and rng.random() < 0.3,
+            crashes_late=Random(seed ^ 0x1A7E).random() < CRASHES_LATE_RATE,
+            rescales=drawn_guarantee == "exactly_once" and drawn_mode != "unaligned" and rng.random() < 0.6,
             damages=drawn_guarantee == "exactly_once" and rng.random() < 0.2 and not rots,
             rots=rots,
             late_sink=rng.random() < 0.3,

@@ -90,6 +90,7 @@ class Tally:
     given_up: int = 0
     replayed: int = 0
     rescaled: int = 0
+    """Starts from a checkpoint with another parallelism."""
     full_disks: int = 0
     damaged: int = 0
     """Newest checkpoints in which a byte was flipped, or whose manifests were replaced."""
@@ -292,12 +293,15 @@ def _step_through(run: _Run, engine: Engine, store: CheckpointStore, check: Call
     scenario, rng = run.scenario, run.rng
     steppables = engine.steppables()
     sealed, idle, given_up = engine.writer.epoch, 0, 0
+    # Damage needs a checkpoint before the one that it hits.
+    first_crash = sealed + 1 + (scenario.damages and not sealed) if scenario.crashes_late else 0
     may_crash = run.tally.crashes < scenario.crashes_max
     goes_on: int | None = None
     for _ in range(STEPS_MAX):
         run.tally.steps += 1
         run.clock.now_us += rng.randrange(200)
-        if may_crash and rng.random() < scenario.crash_rate:
+        is_time = rng.random() < scenario.crash_rate if may_crash else False
+        if is_time and engine.writer.epoch >= first_crash:
             if rng.random() < 0.5:
                 return False
             run.disk.cut_after = run.disk.changes + rng.randrange(12)
@@ -367,8 +371,8 @@ def _crash(run: _Run) -> None:
         run.tally.kills += 1
         run.disk.kill()
     if run.scenario.rescales:
-        run.parallelism = run.rng.choice((1, 2, 3))
-        run.tally.rescaled += 1
+        before, run.parallelism = run.parallelism, run.rng.choice((1, 2, 3))
+        run.tally.rescaled += bool(run.cuts) and run.parallelism != before
     if run.scenario.damages and not run.damaged:
         run.damaged = _damage(run)
         run.tally.damaged += run.damaged

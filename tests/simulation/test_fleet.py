@@ -30,13 +30,17 @@ def test_a_seed_gives_the_same_run_every_time():
 
 @pytest.mark.slow
 def test_every_kind_of_fault_happens_in_a_block_of_fleets(fleet_tally: FleetTally):
-    for seed in range(43_000, 43_050):
+    missing = list(Fault)
+    for seed in range(43_000, 43_080):
         drawn = FleetScenario.of(seed)
-        hard = replace(drawn, crash_rate=0.05, crashes_max=20, lost=0.1, copies=0.02)
+        hard = replace(drawn, crash_rate=0.05, crashes_max=20, lost=0.1, copies=0.02, small_blob_bytes=0)
         if seed % 2 and not drawn.pushes:
             hard = replace(hard, restores=0.02, copies=0.0, controls=False)
         fleet_tally.add(simulate_fleet(hard))
-    assert [fault for fault in Fault if not fleet_tally.faults[fault]] == []
+        missing = [fault for fault in missing if not fleet_tally.faults[fault]]
+        if not missing:
+            break
+    assert missing == []
 
 
 @pytest.mark.slow

@@ -102,6 +102,8 @@ class LeaseFacts:
     restored: bool = False
     """The epochs of this node were acknowledged by the hub's log before that was restored from a backup."""
     take_over: bool = False
+    first: int = 1
+    """The hub generation of a node that never had one. In a restored log it is larger than those that were given since the backup."""
 
     @property
     def knows_head(self) -> bool:
@@ -122,7 +124,7 @@ def decide_lease(facts: LeaseFacts) -> LeaseDecision:
     """Judge one request. A request that is repeated by the same start changes nothing."""
     holding = facts.holding
     if holding is None:
-        return Granted(fence=Fence(1, facts.local))
+        return Granted(fence=Fence(facts.first, facts.local))
     known = holding.fence
     if holding.holder == facts.holder:
         if (facts.local, facts.start) == (known.local, holding.start):

@@ -104,6 +104,7 @@ def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> L
         granted=request.granted,
         restored=is_former(request.log_id, tx.log.log_id()),
         take_over=request.take_over,
+        first=tx.log.first_generation(),
     )
     decision = decide_lease(facts)
     match decision:

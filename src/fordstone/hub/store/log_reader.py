@@ -45,6 +45,7 @@ from fordstone.hub.store.log_schema import StoreFailedError, describe_failure
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.protocol.chain import CHAIN_START, ChainFacts
 from fordstone.protocol.forget import Unread
+from fordstone.protocol.restored import number_after_restore
 from fordstone.protocol.retention import Mark
 from fordstone.state.base import RunRef
 
@@ -105,6 +106,11 @@ class LogReader:
     def was_restored(self) -> bool:
         """Whether this log was ever restored from a backup."""
         return self._db.execute("SELECT restored_us FROM counter").fetchone()[0] is not None
+
+    def first_generation(self) -> int:
+        """Return the hub generation of a new node. Of a restored log it may not be new: then it had a smaller one."""
+        restored_us = self._db.execute("SELECT restored_us FROM counter").fetchone()[0]
+        return 1 if restored_us is None else number_after_restore(1, now_us=restored_us)
 
     def node(self, pipeline: str, node: str) -> NodeRecord | None:
         row = self._db.execute(
