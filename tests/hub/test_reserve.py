@@ -14,7 +14,7 @@ from fordstone.hub.store.blobs import BlobLocks, open_blobs
 from fordstone.hub.store.log import HubLog
 from fordstone.hub.store.log_schema import PAGE_BYTES, WAL_PAGES
 from fordstone.hub.store.reserve import RESERVE_BYTES_MAX, RESERVE_NAME, Reserve
-from fordstone.hub.store.retention import Keeping, Retention
+from fordstone.hub.store.retention import Retention
 from fordstone.hub.store.sqlite import SqliteStore
 
 MIB = 1 << 20
@@ -124,7 +124,7 @@ def test_retention_cuts_off_the_pages_that_it_has_freed_when_space_is_short(tmp_
         log.write(
             lambda tx: [tx.log.save_small_blob(f"{one:064x}", b"x" * 10_000, ran_us=0) for one in range(30)]
         ).result(10)
-        retention = Retention(log, blobs, BlobLocks(), keeping=Keeping(grace_us=-1), short_of_space=lambda: True)
+        retention = Retention(log, blobs, BlobLocks(), grace_us=-1, short_of_space=lambda: True)
         assert retention.round().blobs == 30
         while retention.round().more:
             pass
