@@ -294,6 +294,19 @@ class MemorySink:
         """The part for one of several nodes that run in this process, each with epochs of its own. Its rows are also rows of this sink."""
         return self._nodes.setdefault(node, MemorySink())
 
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        """Take in the rows of an epoch; called again for one that is there if it is unknown whether it was released."""
+        if epoch not in self.released:
+            self.released[epoch] = frame
+            return
+        there = self.released[epoch]
+        if not (there.equals(frame) or same_rows(there, frame)):
+            raise SinkError(
+                f"the memory sink already has epoch {epoch}, with other rows than are released now. They are of another run: give this one a "
+                "MemorySink of its own, or the state of that run. Nothing was changed."
+            )
+        self.repeated += 1
+
     def clear(self) -> None:
         """Forget all rows."""
         self.released.clear()
@@ -633,15 +646,7 @@ class _OpenSink(Sink):
         live.stream, live.keeps_state = stream, keeps_state
 
     def release(self, epoch: int, frame: pl.DataFrame) -> None:
-        there = self._live.released.setdefault(epoch, frame)
-        if there is frame:
-            return
-        if not (there.equals(frame) or same_rows(there, frame)):
-            raise SinkError(
-                f"the memory sink already has epoch {epoch}, with other rows than are released now. They are of another run: give this one a "
-                "MemorySink of its own, or the state of that run. Nothing was changed."
-            )
-        self._live.repeated += 1
+        self._live.release(epoch, frame)
 
     def write(self, frame: pl.DataFrame) -> None:
         self._live.written.append(frame)

@@ -97,19 +97,6 @@ class Order:
         return cls(key=stream.upsert_key, by=(*times, *(name for name in plain if name not in times)))
 
 
-class _Epochs(dict[int, pl.DataFrame]):
-    """Passes the rows of each epoch on, and keeps only the number of the last epoch."""
-
-    def __init__(self, take: Taker) -> None:
-        super().__init__()
-        self._take = take
-
-    def __setitem__(self, epoch: int, frame: pl.DataFrame) -> None:
-        self._take(frame)
-        self.clear()
-        super().__setitem__(epoch, frame.clear())
-
-
 class Result(MemorySink):
     """A sink in memory that keeps the last rows of the result. `on_rows` is called with the rows of each epoch.
 
@@ -118,7 +105,7 @@ class Result(MemorySink):
 
     def __init__(self, *, order: Order, rows_kept: int, on_rows: Taker | None = None) -> None:
         super().__init__()
-        self.released = _Epochs(self._take)
+        self._newest = 0
         self.key = order.key
         self._by = list(order.by)
         self._rows_kept = rows_kept
@@ -146,7 +133,11 @@ class Result(MemorySink):
         with self._lock:
             return self._merged()
 
-    def _take(self, frame: pl.DataFrame) -> None:
+    def release(self, epoch: int, frame: pl.DataFrame) -> None:
+        """Show the rows of an epoch, once. Epochs come in order, and are not kept."""
+        if epoch <= self._newest:
+            return
+        self._newest = epoch
         if frame.is_empty():
             return
         if self._by:
