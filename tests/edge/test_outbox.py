@@ -111,12 +111,13 @@ def test_a_record_without_a_seal_is_not_sent():
     assert Node(node.disk, sealed=1).waiting() == [1]
 
 
-def test_what_was_marked_is_gone_for_good_and_its_runs_are_released():
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_marked_is_gone_for_good_and_its_runs_are_released(seed: int):
     node = Node()
     node.seal(1, 2, 3)
     mark(node.outbox, 2)
     assert set(node.outbox.held()) == {digest(3)}
-    node.disk.crash(Random(1))
+    node.disk.crash(Random(seed))  # what the disk keeps of bytes that were not synced depends on the seed
     again = Node(node.disk, sealed=3)
     assert (again.waiting(), again.outbox.sent) == ([3], 2)
 
