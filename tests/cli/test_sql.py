@@ -24,6 +24,7 @@ import pytest
 from click.testing import Result
 from tests.cli.place import SECONDS_MAX, Invoke, start, write_rows
 
+from fordstone.cli.sql.output import cells
 from fordstone.edge.run import run
 from fordstone.plan.plan import Plan
 from fordstone.protocol.progress import Report
@@ -61,6 +62,13 @@ def test_json_is_one_object_a_row_and_nothing_else(invoke: Invoke):
     result = invoke("sql", "SELECT device, temp FROM readings WHERE temp > 49", "--source", SOURCE, "--json", "--quiet")
     assert [json.loads(line) for line in lines(result)] == [{"device": "d0", "temp": 49.5}]
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize("shape", [pl.col("at"), pl.concat_list("at"), pl.struct("at")])
+def test_a_time_that_python_has_not_is_shown(shape: pl.Expr):
+    frame = pl.DataFrame({"at": [253_402_300_800_000_000]}).cast(pl.Datetime("us", "UTC")).select(x=shape)
+    ((text,),) = cells(frame).rows()
+    assert "10000-01-01" in text or "253402300800000000" in text
 
 
 def test_a_running_result_is_its_last_state(invoke: Invoke):

@@ -82,6 +82,18 @@ def test_statistics_hold_all_values_and_let_readers_leave_files_out(tmp_path: Pa
         assert pl.scan_delta(str(tmp_path / "t")).filter(pl.col("t") == time).collect().height == 1
 
 
+@pytest.mark.parametrize(("kind", "stored"), [("timestamp", 253_402_300_800_000_000), ("date", 2_932_897)])
+def test_a_time_that_python_has_not_leaves_its_column_without_minimum(tmp_path: Path, kind: str, stored: int) -> None:
+    schema = Schema.of({"t": kind, "n": "bigint"})
+    rows = pl.DataFrame({"t": [0, stored], "n": [1, 2]}).cast(schema.polars)
+    sink, writer = parted(tmp_path / "t", SinkStream(step="s", schema=schema))
+    sink.release_parts(1, "a", [writer.write(1, "a", 0, rows)])
+    actions = (tmp_path / "t" / "_delta_log" / f"{1:020d}.json").read_text().splitlines()
+    (stats,) = [json.loads(found["add"]["stats"]) for line in actions if "add" in (found := json.loads(line))]
+    assert (stats["minValues"], stats["maxValues"]) == ({"n": 1}, {"n": 2})
+    assert_frame_equal(seen(tmp_path / "t"), rows)
+
+
 def test_a_part_that_two_tries_wrote_counts_once_and_the_other_file_goes(tmp_path: Path) -> None:
     sink, writer = parted(tmp_path / "t")
     writer.write(1, "a", 10_000, frame(1, 2))

@@ -105,6 +105,14 @@ def test_a_number_too_large_for_the_declared_type_rejects_its_row_alone(tmp_path
 
 
 @pytest.mark.parametrize("ending", FORMATS)
+def test_a_row_that_is_rejected_is_shown_with_a_time_that_python_has_not(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"1.{ending}"
+    save(pl.DataFrame({"x": [300], "t": [253_402_300_800_000_000]}).cast({"t": pl.Datetime("us", "UTC")}), path)
+    (rejected,) = read(path, {"x": "tinyint", "t": "timestamp"}).rejected
+    assert rejected.text == "{'x': 300, 't': 253402300800000000}"
+
+
+@pytest.mark.parametrize("ending", FORMATS)
 def test_a_file_without_any_declared_column_is_an_error(tmp_path: Path, ending: str) -> None:
     save(pl.DataFrame({"a": [1]}), tmp_path / f"1.{ending}")
     with pytest.raises(SourceError, match=r"columns a, and none of those declared \(x\)"):

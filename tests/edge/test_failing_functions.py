@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ import pytest
 from fordstone import Context, KeyedFunction, Pipeline, Stream, ValueState
 from fordstone.connectors import MemorySink, MemorySource, memory, rows
 from fordstone.errors import FunctionError, PipelineError, SchemaError, TaskError
+from fordstone.lang.schema import Schema
 from fordstone.protocol.retry import RestartPolicy
 
 SCHEMA = {"k": "string", "n": "bigint"}
@@ -195,6 +196,58 @@ def test_rows_that_fail_go_to_the_dead_letters_with_their_place_and_the_others_g
             "text": '{"k": "b", "n": null}',
         }
     ]
+
+
+class Passes(KeyedFunction):
+    def process(self, row: dict[str, Any], ctx: Context) -> dict[str, Any]:
+        return row
+
+
+FAR_US = 253_402_300_800_000_000
+"""1 January 10000, as a wrong unit makes it."""
+FAR_STEPS: dict[str, Callable[[Stream, Any], Stream]] = {
+    "map": lambda stream, on_error: stream.map(dict, on_error=on_error, name="far"),
+    "flat_map": lambda stream, on_error: stream.flat_map(lambda row: [row], on_error=on_error, name="far"),
+    "map_batches": lambda stream, on_error: stream.map_batches(
+        lambda frame: pl.DataFrame(frame.to_dicts(), schema=frame.schema), on_error=on_error, name="far"
+    ),
+    "process": lambda stream, on_error: stream.group_by("at").process(Passes, on_error=on_error, name="far"),
+}
+
+
+def far(kind: str, at_us: int) -> Stream:
+    """Three rows; the second has a time that Python has not."""
+    given = pl.DataFrame({"n": [1, 2, 3], "at": [0, at_us, None]})
+    if kind == "array<timestamp>":
+        given = given.with_columns(pl.concat_list("at"))
+    frame = given.cast(Schema.of({"n": "bigint", "at": kind}).polars)
+    return Pipeline("p").source("rows", memory([frame]), schema={"n": "bigint", "at": kind})
+
+
+@pytest.mark.parametrize("step", FAR_STEPS)
+@pytest.mark.parametrize(
+    ("kind", "at_us"),
+    [("timestamp", FAR_US), ("timestamp", -FAR_US), ("date", 2_932_897), ("array<timestamp>", FAR_US)],
+)
+def test_rows_that_a_python_function_cannot_be_given_can_be_set_aside(step: str, kind: str, at_us: int, tmp_path: Path):
+    if step == "process" and kind == "array<timestamp>":
+        pytest.skip("an array is no key")
+    report, out = run(FAR_STEPS[step](far(kind, at_us), "dead_letter"), tmp_path)
+    assert sorted(out["n"]) == [1, 3]
+    assert report.progress.rows_failed == 1
+    (letter,) = letters(tmp_path, "far")
+    assert (letter["position"], letter["text"].startswith('{"n": 2, "at": ')) == (1, True)
+    assert str(at_us) in letter["text"]
+
+
+@pytest.mark.parametrize("step", ["map", "process"])
+def test_a_row_that_a_python_function_cannot_be_given_stops_the_run_with_its_step(step: str, tmp_path: Path):
+    with pytest.raises(FunctionError) as caught:
+        run(FAR_STEPS[step](far("timestamp", FAR_US), "fail"), tmp_path)
+    text = str(caught.value)
+    assert "step far: function" in text
+    assert "cannot be given a row: column at has a time outside the years 1 to 9999" in text
+    assert f'{{"n": 2, "at": {FAR_US}}}' in text
 
 
 @pytest.mark.parametrize("wrong", [{"k": 7, "n": 1}, {"other": 1}, "text", None])

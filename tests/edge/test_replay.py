@@ -36,6 +36,12 @@ def test_other_values_are_taken_where_they_may_vary_but_not_fewer_or_more_rows()
         extra_rows(ONE_ROW, "out", [sealed], [pl.concat([again, again])], nondeterministic=True)
 
 
+def test_a_mismatch_can_be_shown_with_a_time_that_python_has_not():
+    sealed, again = (pl.DataFrame({"ts": [us]}).cast(pl.Datetime("us", "UTC")) for us in (2**62, 2**62 + 1))
+    with pytest.raises(ReplayError, match=rf"missing in the replay, such as {{'ts': {2**62}}}"):
+        extra_rows(ONE_ROW, "out", [sealed], [again])
+
+
 def test_dead_letters_beyond_those_sealed_keep_their_positions():
     sink = "dead-letters/decode"
     overtaking = Cut(epoch=3, sources={}, segments=ONE_ROW.segments, overtaking=True)

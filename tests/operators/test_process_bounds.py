@@ -10,7 +10,7 @@ import pytest
 from tests.operators.process_model import OUT_SCHEMA, SCHEMA, US, barrier, calls, frame, made, rows_out, telling, texts
 
 from fordstone import KeyedFunction, ValueState
-from fordstone.errors import TaskError
+from fordstone.errors import FunctionError, TaskError
 from fordstone.lang.duration import TIME_MAX_US
 from fordstone.operators.process import store as keyed_store
 from fordstone.operators.process.store import Timers
@@ -84,7 +84,7 @@ def test_rows_beyond_the_years_that_python_has_are_refused_with_their_column(at_
     operator = made(Waiting, out={"k": "string"})
     rows = frame([("a", 0, "", 1)]).with_columns(pl.Series("ts", [at_us]).cast(SCHEMA["ts"].polars))
     operator.on_batch(rows, late=False)
-    with pytest.raises(TaskError, match="step fn: column ts has a time outside the years 1 to 9999"):
+    with pytest.raises(FunctionError, match=r"step fn: .* a row: column ts has a time outside the years 1 to 9999"):
         operator.on_watermark(TIME_MAX_US)
 
 

@@ -25,6 +25,7 @@ from fordstone.connectors.files.rows import encoded
 from fordstone.connectors.files.sink import Staging, part_name
 from fordstone.errors import SinkError
 from fordstone.lang.polars.nested import json_text
+from fordstone.lang.python_times import beyond_python
 from fordstone.lang.schema import Schema
 from fordstone.state.key_group import row_hashes
 from fordstone.storage.disk import OsDisk
@@ -148,6 +149,8 @@ def stats_of(rows: pl.DataFrame) -> dict[str, Any]:
 
 
 def _bounds(column: pl.Series) -> tuple[Any, Any] | None:
+    if beyond_python(column.to_frame()):
+        return None
     low: Any = column.min()
     high: Any = column.max()
     if low is None or high is None:

@@ -11,7 +11,7 @@ one `DecodeBudget`: a thousand small runs may become a thousand times as much as
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import polars as pl
@@ -28,6 +28,7 @@ from fordstone.epochs.ipc import (
 )
 from fordstone.epochs.manifest import Manifest, decode_manifest
 from fordstone.errors import RejectedRunError
+from fordstone.lang.python_times import parts_of
 from fordstone.operators.aggregate.received import partial_problem
 from fordstone.state.base import RunRef
 
@@ -207,7 +208,7 @@ def _checked_text(data: bytes, ref: RunRef, facts: IpcFacts) -> int | None:
 
 def _text_bytes(frame: pl.DataFrame) -> int:
     """What all text and all bytes take if each value has its own."""
-    parts = [part for column in frame.iter_columns() for part in _parts(column, pl.String, pl.Binary)]
+    parts = [part for column in frame.iter_columns() for part in parts_of(column, pl.String, pl.Binary)]
     sizes = (part.bin.size() if part.dtype == pl.Binary else part.str.len_bytes() for part in parts)
     # In 32 bits, as sizes are, the sum would wrap.
     return sum(int(size.cast(pl.UInt64).sum()) for size in sizes)
@@ -216,7 +217,7 @@ def _text_bytes(frame: pl.DataFrame) -> int:
 def _check_ranges(frame: pl.DataFrame, ref: RunRef) -> None:
     """Check that decimals fit their types, and that dates and times are ones that Polars can show: it panics at others."""
     for column in frame.iter_columns():
-        for part in _parts(column, pl.Decimal, pl.Date, pl.Datetime):
+        for part in parts_of(column, pl.Decimal, pl.Date, pl.Datetime):
             stored, (least, most) = part.to_physical(), _range_of(part.dtype)
             if not all(least <= int(str(each)) <= most for each in (stored.min(), stored.max()) if each is not None):
                 raise _rejected(ref, f"has a {_KINDS[type(part.dtype)]} in {column.name!r} that does not fit its type")
@@ -237,34 +238,6 @@ def _widens(stored: pl.DataType, wanted: pl.DataType) -> bool:
         return wanted.scale == stored.scale and wanted.precision >= stored.precision
     order = next((kinds for kinds in (_INTEGERS, _FLOATS) if stored in kinds and wanted in kinds), ())
     return bool(order) and order.index(stored) < order.index(wanted)
-
-
-def _parts(column: pl.Series, *kinds: type[pl.DataType]) -> Iterator[pl.Series]:
-    """The column itself, or the values inside its arrays, maps and structs, where they are of these types."""
-    dtype = column.dtype
-    if isinstance(dtype, kinds):
-        yield column
-    elif not _contains(dtype, kinds):
-        return
-    elif isinstance(dtype, pl.Struct):
-        for field in column.struct.unnest().iter_columns():
-            yield from _parts(field, *kinds)
-    else:
-        if isinstance(dtype, pl.Map):
-            column = column.cast(pl.List(pl.Struct({"key": dtype.key, "value": dtype.value})))
-        elif isinstance(dtype, pl.Array):
-            column = column.arr.to_list()
-        yield from _parts(column.filter(column.list.len() > 0).explode(), *kinds)
-
-
-def _contains(dtype: pl.DataType, kinds: tuple[type[pl.DataType], ...]) -> bool:
-    if isinstance(dtype, pl.List | pl.Array):
-        return _contains(dtype.inner, kinds)  # type: ignore[arg-type]
-    if isinstance(dtype, pl.Map):
-        return _contains(dtype.key, kinds) or _contains(dtype.value, kinds)  # type: ignore[arg-type]
-    if isinstance(dtype, pl.Struct):
-        return any(_contains(field.dtype, kinds) for field in dtype.fields)  # type: ignore[arg-type]
-    return isinstance(dtype, kinds)
 
 
 def _rejected(ref: RunRef, problem: str) -> RejectedRunError:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import polars as pl
 
 from fordstone.errors import FunctionError
+from fordstone.lang.python_times import beyond_python, shown_row
 from fordstone.lang.schema import RESERVED_PREFIX, Schema
 from fordstone.operators.base import ROW_ID
 from fordstone.plan import plan as p
@@ -34,11 +35,35 @@ _ROW_ID: Final = re.compile(r"(?P<source>[^:]*):(?P<partition>.*):(?P<position>\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A row that a function raised an exception for."""
+    """A row that a function raised an exception for, or that it could not be given."""
 
     record: Mapping[str, Any]
     """The row, with its id if it has one."""
     error: Exception
+
+
+def givable(frame: pl.DataFrame, failed: list[Failed], step: p.Function | p.Process) -> pl.DataFrame:
+    """The rows that a Python function can be given. The others are added to `failed`.
+
+    Raises:
+        FunctionError: There are others, and the step sets no rows aside.
+    """
+    beyond = beyond_python(frame)
+    if not beyond:
+        return frame
+    found = [
+        Failed(
+            record=shown_row(frame, place),
+            error=ValueError(
+                f"column {column} has a time outside the years 1 to 9999, which a Python datetime cannot hold"
+            ),
+        )
+        for place, column in sorted(beyond.items())
+    ]
+    if not step.has_dead_letters:
+        raise function_error(step.name, step.path, found[0], given=False)
+    failed += found
+    return frame[[place for place in range(frame.height) if place not in beyond]]
 
 
 def letters_of(step: str, failed: Sequence[Failed]) -> pl.DataFrame:
@@ -53,14 +78,19 @@ def letters_of(step: str, failed: Sequence[Failed]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=LETTER_SCHEMA.polars, orient="row")
 
 
-def function_error(step: str, path: str, failed: Failed, *, times: bool = False) -> FunctionError:
-    """The error for a function that raises for a row each time."""
+def function_error(step: str, path: str, failed: Failed, *, times: bool = False, given: bool = True) -> FunctionError:
+    """The error for a function that raises for a row each time, or (not `given`) that it cannot be given."""
     place = _place(failed.record)
     at = "" if place is None else f" (source {place['source']}, {place['partition']} at {place['position']})"
     name = path.split(":")[1] if path.startswith(p.LOCAL_FUNCTION) else path.partition(":")[2]
     called = "twice for the same row" if times else "for a row"
+    what = (
+        f"function {name} raised {reason_of(failed.error)}, {called}"
+        if given
+        else f"function {name} cannot be given a row: {failed.error}"
+    )
     return FunctionError(
-        f"step {step}: function {name} raised {reason_of(failed.error)}, {called}{at}:\n"
+        f"step {step}: {what}{at}:\n"
         f"  {row_text(failed.record)[:SHOWN_CHARS_MAX]}\n"
         'Correct the function or the input, or set such rows aside with on_error="dead_letter".',
         placed=place is not None,

@@ -1,8 +1,9 @@
 """User functions of rows and batches: `map`, `flat_map` and `map_batches`.
 
-A row for which the function raises, or for which it gives what does not fit the schema, stops the run (`on_error="fail"`) or becomes
-a dead letter (`"dead_letter"`), and the others go on. With "fail", a function that raises is called once more with the same row: if it
-raises the same again, a restart would not help, and the error is final. An `OSError` is left to the restarts.
+A row for which the function raises, for which it gives what does not fit the schema, or that it cannot be given (with a time beyond the
+year 9999), stops the run (`on_error="fail"`) or becomes a dead letter (`"dead_letter"`), and the others go on. With "fail", a function
+that raises is called once more with the same row: if it raises the same again, a restart would not help, and the error is final. An
+`OSError` is left to the restarts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 import polars as pl
 
 from fordstone.errors import FordstoneError, SchemaError, TaskError
+from fordstone.lang.python_times import shown_row, shown_values
 from fordstone.lang.schema import Schema
 from fordstone.lang.values import UnfitError, frame_of_columns
 from fordstone.operators.base import ROW_ID, ROW_WATERMARK, Emit, Emits, Moment, Operator, by_watermark
@@ -22,6 +24,7 @@ from fordstone.operators.dead_letter import (
     SHOWN_CHARS_MAX,
     Failed,
     function_error,
+    givable,
     letters_of,
     reason_of,
     row_text,
@@ -83,9 +86,10 @@ class UserFunction(Operator):
         early = (times < given).fill_null(value=False)
         if early.any():
             place = int(early.arg_max() or 0)
-            made, before = rows.row(place, named=True), given[place if len(given) > 1 else 0]
+            before = shown_values(given[place : place + 1] if len(given) > 1 else given)[0]
+            made = row_text(shown_row(rows, place))[:SHOWN_CHARS_MAX]
             raise SchemaError(
-                f"step {self._step.name}: the function gave {row_text(made)[:SHOWN_CHARS_MAX]}, whose {self._time} is before {before}, the "
+                f"step {self._step.name}: the function gave {made}, whose {self._time} is before {before}, the "
                 "time that it was given. Keep the event time or give a later one; or name the column differently, and assign the time "
                 "afterwards with with_time(...)."
             )
@@ -112,6 +116,7 @@ class RecordFunction(UserFunction):
         records: list[Record] = []
         places: list[int] = []
         """For each record, the row that it was made of."""
+        frame = givable(frame, failed, self._step)
         shown = frame.drop(ROW_WATERMARK, strict=False)
         plain = shown.drop(ROW_ID, strict=False)
         for place, row in enumerate(plain.iter_rows(named=True)):
@@ -187,7 +192,7 @@ class BatchFunction(UserFunction):
             if not self._sets_aside:
                 return self._made_again(frame, error)
             if frame.height == 1:
-                failed.append(Failed(record=frame.row(0, named=True), error=error))
+                failed.append(Failed(record=shown_row(frame, 0), error=error))
                 return self._schema.empty()
         return pl.concat([self._applied(half, failed) for half in _halves(frame)])
 
@@ -206,7 +211,7 @@ class BatchFunction(UserFunction):
             else:
                 break
         if found.height == 1:
-            self._again(found.row(0, named=True), raised, found)
+            self._again(shown_row(found, 0), raised, found)
         return self._made(frame)
 
     def _made(self, frame: pl.DataFrame) -> pl.DataFrame:

@@ -23,6 +23,7 @@ from fordstone.cli.view.view import Rate, describe_held, notices_of
 from fordstone.connectors.files.rows import DELETE, OP, encoded
 from fordstone.connectors.memory import MemorySink
 from fordstone.errors import SinkError
+from fordstone.lang.python_times import shown_values
 from fordstone.lang.schema import RESERVED_PREFIX, Schema
 from fordstone.plan.stream_type import TIMESTAMP, StreamType
 from fordstone.storage.clock import monotonic_clock_us
@@ -58,9 +59,9 @@ def _texts(values: pl.Series) -> pl.Series:
     elif kind == pl.Binary:
         texts = values.bin.encode("hex")
     elif isinstance(kind, pl.Struct | pl.Map):
-        texts = pl.Series([None if one is None else str(one) for one in values.to_list()], dtype=pl.String)
+        texts = pl.Series([None if one is None else str(one) for one in shown_values(values)], dtype=pl.String)
     elif isinstance(kind, pl.List):
-        texts = pl.Series([None if one is None else str(one.to_list()) for one in values], dtype=pl.String)
+        texts = pl.Series([None if one is None else str(shown_values(one)) for one in values], dtype=pl.String)
     else:
         texts = values.cast(pl.String)
     if (kind == pl.String or kind.is_nested()) and texts.str.contains(UNSAFE).any():

@@ -18,6 +18,7 @@ from fordstone.connectors.files.bytes import Mark, unreadable
 from fordstone.connectors.files.cells import lost_values
 from fordstone.errors import SourceError
 from fordstone.lang.polars import cast as casts
+from fordstone.lang.python_times import shown_row
 from fordstone.lang.schema import DataType, Schema
 from fordstone.plan.ids import Position
 
@@ -182,7 +183,7 @@ class TableReader(Reader):
         return tuple(
             Rejected(
                 position=start + place,
-                text=repr(frame.row(place, named=True)),
+                text=repr(shown_row(frame, place)),
                 reason=f"a value does not fit its type ({types})",
             )
             for place in bad.arg_true().to_list()

@@ -30,6 +30,7 @@ from fordstone.edge.link.outbox import entry_of
 from fordstone.epochs.manifest import Cut, Manifest, Segment, SourceCut
 from fordstone.errors import CheckpointError, ReplayError, StorageError
 from fordstone.lang.aggregates import AGGREGATES
+from fordstone.lang.python_times import shown_row
 from fordstone.lang.schema import DataType, Schema
 from fordstone.operators.aggregate.family import aggregates, rows_of
 from fordstone.operators.dead_letter import DEAD_LETTERS
@@ -413,11 +414,11 @@ def extra_rows(
     missing, extra = difference(again.clear() if before is None else before, again, ignored=ignored)
     if missing.height:
         raise _mismatch(
-            cut, sink, f"{missing.height} sealed rows are missing in the replay, such as {missing.row(0, named=True)}"
+            cut, sink, f"{missing.height} sealed rows are missing in the replay, such as {shown_row(missing, 0)}"
         )
     if extra.height and not cut.overtaking:
         raise _mismatch(
-            cut, sink, f"the replay gave {extra.height} rows that were not sealed, such as {extra.row(0, named=True)}"
+            cut, sink, f"the replay gave {extra.height} rows that were not sealed, such as {shown_row(extra, 0)}"
         )
     return [extra] if extra.height else []
 

@@ -18,6 +18,7 @@ from typing import Final
 import polars as pl
 
 from fordstone.errors import FordstoneError, PipelineError, SourceError, TaskError
+from fordstone.lang.python_times import shown_row
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import (
     DELETE,
@@ -129,7 +130,7 @@ class StaticLookup:
         rows = side.carried(given).drop_nulls(list(side.keys))
         double = rows.filter(pl.struct(side.keys).is_duplicated())
         if double.height:
-            key = side.alone(double.head(1)).row(0, named=True)
+            key = shown_row(side.alone(double.head(1)), 0)
             named = ", ".join(f"{name}={key[name]!r}" for name in side.key_columns)
             raise SourceError(
                 f"step {self._step}: the table of the lookup has more than one row for {named}. "

@@ -24,8 +24,9 @@ import polars as pl
 from fordstone.errors import ConfigError, FordstoneError, PipelineError, PlanError, SchemaError, TaskError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US, UNIT_US, duration_us, human_us
 from fordstone.lang.polars.times import microseconds
+from fordstone.lang.python_times import shown_row
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
-from fordstone.lang.values import LEAST_US, MOST_US, UNFIT, coercion, microseconds_of, time_of
+from fordstone.lang.values import MOST_US, UNFIT, coercion, microseconds_of, time_of
 from fordstone.operators.aggregate.partial import ONE
 from fordstone.operators.base import (
     IN_STEP,
@@ -43,7 +44,7 @@ from fordstone.operators.base import (
     resolve_function,
     stream_details,
 )
-from fordstone.operators.dead_letter import DEAD, Failed, letters_of
+from fordstone.operators.dead_letter import DEAD, Failed, givable, letters_of
 from fordstone.operators.process.cells import NOT_YET_US, CellKind, Scene
 from fordstone.operators.process.store import Entry, KeyedStore, Timer, Timers
 from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows, key_expressions, keyed
@@ -232,33 +233,16 @@ Record = dict[str, Any]
 
 ROWS_AT_ONCE: Final = 32_768
 """Maximum number of rows that are Python objects at a time."""
-_DAY_US: Final = 86_400_000_000
-_TIMESTAMP: Final = pl.Datetime("us", "UTC")
 
 
-def records_of(rows: pl.DataFrame, step: str) -> Iterator[Record]:
-    """Each row as a dict. `step`: the step that is named in the error if a time is no Python datetime."""
-    for column in rows.get_columns():
-        if column.dtype in (_TIMESTAMP, pl.Date):
-            _refuse_other_years(column, step)
+def records_of(rows: pl.DataFrame) -> Iterator[Record]:
+    """Each row as a dict."""
     return chain.from_iterable(_records(part) for part in rows.iter_slices(ROWS_AT_ONCE))
 
 
 def _records(rows: pl.DataFrame) -> list[Record]:
     names, columns = rows.columns, [column.to_list() for column in rows.get_columns()]
     return [dict(zip(names, values)) for values in zip(*columns, strict=True)]  # noqa: B905 - as many values as names; the hot loop
-
-
-def _refuse_other_years(column: pl.Series, step: str) -> None:
-    """Name the column in the error: Polars only reports that some date is out of range, and not always with an ordinary error."""
-    least_us, most_us = (LEAST_US, MOST_US) if column.dtype == _TIMESTAMP else (LEAST_US // _DAY_US, MOST_US // _DAY_US)
-    numbers = column.cast(pl.Int64)
-    low, high = numbers.min(), numbers.max()
-    if isinstance(low, int) and isinstance(high, int) and not least_us <= low <= high <= most_us:
-        raise TaskError(
-            f"step {step}: column {column.name} has a time outside the years 1 to 9999, which a Python datetime cannot hold. "
-            "Filter such rows out before this step, or leave the column out with select."
-        )
 
 
 class Given:
@@ -344,7 +328,7 @@ class Given:
         early = (times + time.shift_us < pl.Series(floors_us)).fill_null(value=True)
         if early.any():
             place = int(early.arg_max() or 0)
-            found, floor = frame.row(place, named=True), time_of(int(floors_us[place]) - time.shift_us)
+            found, floor = shown_row(frame, place), time_of(int(floors_us[place]) - time.shift_us)
             raise SchemaError(
                 f"step {self._step}: the function gave {found!r}, whose {time.column} is "
                 f"{'missing' if found[time.column] is None else f'before {floor}'}: it would be late for the next step. Give the "
@@ -380,13 +364,14 @@ class _Waiting:
     def take(self, frame: pl.DataFrame, *, late: bool) -> Emits:
         return self._used.take(_with_id(frame) if self._with_ids else frame, late=late)
 
-    def release(self, watermark_us: int) -> tuple[KeyedRows, Numbers] | None:
-        """The rows below it in order, and their times."""
+    def release(self, watermark_us: int) -> pl.DataFrame | None:
+        """The rows below it, in any order."""
         released = [waiting.release(watermark_us) for waiting in (self._plain, self._identified)]
         found = [rows for rows in released if rows.height]
-        if not found:
-            return None
-        rows = pl.concat(found, how="diagonal")
+        return pl.concat(found, how="diagonal") if found else None
+
+    def by_key(self, rows: pl.DataFrame) -> tuple[KeyedRows, Numbers]:
+        """Released rows (at least one), in order within each key, and their times."""
         keyed_rows = self._used.by_key(_with_id(rows) if self._with_ids else rows)
         return keyed_rows, self._used.times(keyed_rows.rows)
 
@@ -451,7 +436,7 @@ class Process(Operator):
         names = [*self._stream.schema, ROW_ID] if self._with_ids else list(self._stream.schema)
         rows = (_with_id(frame) if self._with_ids else frame).select(names)
         if self._stream.time is None:
-            return self._taken(self._grouped(rows), np.arange(rows.height), until_us=TIME_MIN_US)
+            return self._taken(rows, until_us=TIME_MIN_US)
         times = microseconds(rows.get_column(self._stream.time.column)) + self._stream.time.shift_us
         if late:
             return [late_emit(rows, frame.get_column(ROW_WATERMARK) - times)]
@@ -459,9 +444,9 @@ class Process(Operator):
         emits = []
         if not in_time.all():
             emits.append(late_emit(rows.filter(~in_time), self._watermark_us - times.filter(~in_time)))
-            rows, times = rows.filter(in_time), times.filter(in_time)
+            rows = rows.filter(in_time)
         if rows.height:
-            emits += self._taken(self._grouped(rows), times.to_numpy(), until_us=TIME_MIN_US)
+            emits += self._taken(rows, until_us=TIME_MIN_US)
         return emits
 
     def on_watermark(self, watermark_us: int) -> Emits:
@@ -469,9 +454,9 @@ class Process(Operator):
         if self._stream.time is None:
             return []
         self._scene.input_ended = watermark_us == TIME_MAX_US
-        released = None if self._waiting is None else self._waiting.release(watermark_us)
-        keyed, times = released or (None, None)
-        emits = self._taken(keyed, times, until_us=watermark_us)
+        emits = self._taken(
+            None if self._waiting is None else self._waiting.release(watermark_us), until_us=watermark_us
+        )
         self._watermark_us = watermark_us
         if before_us > TIME_MIN_US and watermark_us < TIME_MAX_US:
             self._store.forget(watermark_us, by_clock=False, before_us=before_us)
@@ -500,13 +485,16 @@ class Process(Operator):
 
     # Rows and timers.
 
-    def _taken(self, keyed: KeyedRows | None, times: Numbers | None, *, until_us: int) -> Emits:
-        """Work on rows (with their times, or numbers if they have none) and on the timers below `until_us`."""
+    def _taken(self, rows: pl.DataFrame | None, *, until_us: int) -> Emits:
+        """Work on rows and on the timers below `until_us`."""
         given = Given(self._step.name, self._out.schema, self._out.time)
-        if keyed is not None and times is not None:
+        if rows is not None:
+            rows = givable(rows, given.failed, self._step)
+        if rows is not None and rows.height:
+            keyed, times = self._by_key(rows)
             rows = keyed.rows[keyed.by_key]
             ids = rows.get_column(ROW_ID).to_list() if self._with_ids else repeat(None, rows.height)
-            plain = records_of(rows.select(list(self._stream.schema)), self._step.name)
+            plain = records_of(rows.select(list(self._stream.schema)))
             records = zip(plain, times.take(keyed.by_key).tolist(), ids, strict=True)
             for entry, count in zip(self._store.entries(keyed.keys), keyed.counts.tolist(), strict=True):
                 self._take_rows(entry, islice(records, count), given)
@@ -649,9 +637,17 @@ class Process(Operator):
             )
         return made
 
-    def _grouped(self, rows: pl.DataFrame) -> KeyedRows:
-        at = keyed(rows, key_expressions(self._step.keys), in_order=True)
-        return KeyedRows(rows=rows, keys=at.keys, counts=at.counts, by_key=at.by_key)
+    def _by_key(self, rows: pl.DataFrame) -> tuple[KeyedRows, Numbers]:
+        """The rows by key, and their times, or numbers if they have none."""
+        if self._waiting is not None:
+            return self._waiting.by_key(rows)
+        at, time = keyed(rows, key_expressions(self._step.keys), in_order=True), self._stream.time
+        marks = (
+            np.arange(rows.height)
+            if time is None
+            else (microseconds(rows.get_column(time.column)) + time.shift_us).to_numpy()
+        )
+        return KeyedRows(rows=rows, keys=at.keys, counts=at.counts, by_key=at.by_key), marks
 
 
 class ProcessFamily(Family[p.Process]):
