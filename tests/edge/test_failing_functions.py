@@ -224,20 +224,33 @@ def far(kind: str, at_us: int) -> Stream:
     return Pipeline("p").source("rows", memory([frame]), schema={"n": "bigint", "at": kind})
 
 
-@pytest.mark.parametrize("step", FAR_STEPS)
+FAR_TIMES = [
+    ("timestamp", FAR_US),
+    ("timestamp", -FAR_US),
+    ("timestamp", 2**63 - 1),  # at this one Polars panics, which is no Exception
+    ("date", 2_932_897),
+    ("array<timestamp>", FAR_US),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "at_us"),
-    [("timestamp", FAR_US), ("timestamp", -FAR_US), ("date", 2_932_897), ("array<timestamp>", FAR_US)],
+    ("step", "kind", "at_us"),
+    [(step, *time) for step in FAR_STEPS for time in FAR_TIMES if (step, time[0]) != ("process", "array<timestamp>")],
 )
 def test_rows_that_a_python_function_cannot_be_given_can_be_set_aside(step: str, kind: str, at_us: int, tmp_path: Path):
-    if step == "process" and kind == "array<timestamp>":
-        pytest.skip("an array is no key")
     report, out = run(FAR_STEPS[step](far(kind, at_us), "dead_letter"), tmp_path)
     assert sorted(out["n"]) == [1, 3]
     assert report.progress.rows_failed == 1
     (letter,) = letters(tmp_path, "far")
     assert (letter["position"], letter["text"].startswith('{"n": 2, "at": ')) == (1, True)
     assert str(at_us) in letter["text"]
+
+
+def test_a_panic_of_polars_in_a_function_stops_the_run_with_its_row(tmp_path: Path):
+    with pytest.raises(
+        FunctionError, match=r"step far: function <lambda> raised PanicException: .* twice for the same"
+    ):
+        run(FAR_STEPS["map_batches"](far("timestamp", 2**63 - 1), "fail"), tmp_path)
 
 
 @pytest.mark.parametrize("step", ["map", "process"])

@@ -41,14 +41,14 @@ def shown_row(frame: pl.DataFrame, place: int) -> dict[str, Any]:
 
 def _unfit_places(column: pl.Series) -> list[int]:
     if isinstance(column.dtype, pl.Date | pl.Datetime):
-        within = column.to_physical().is_between(*_bounds(column.dtype))
+        within = column.cast(pl.Int64).is_between(*_bounds(column.dtype))
         return (~within).fill_null(value=False).arg_true().to_list()
     return [place for place in range(len(column)) if not _fits(column[place : place + 1])]
 
 
 def _fits(column: pl.Series) -> bool:
     for part in parts_of(column, pl.Date, pl.Datetime):
-        stored, (least, most) = part.to_physical(), _bounds(part.dtype)
+        stored, (least, most) = part.cast(pl.Int64), _bounds(part.dtype)
         if not all(least <= each <= most for each in (stored.min(), stored.max()) if each is not None):  # type: ignore[operator]  # integers
             return False
     return True

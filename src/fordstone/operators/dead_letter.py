@@ -39,7 +39,7 @@ class Failed:
 
     record: Mapping[str, Any]
     """The row, with its id if it has one."""
-    error: Exception
+    error: BaseException
 
 
 def givable(frame: pl.DataFrame, failed: list[Failed], step: p.Function | p.Process) -> pl.DataFrame:

@@ -33,6 +33,8 @@ from fordstone.plan import plan as p
 from fordstone.state.base import State
 
 Record = dict[str, Any]
+RAISED = (Exception, pl.exceptions.PanicException)
+"""Polars panics at some values, such as times beyond the year 262142. That is no `Exception`."""
 FINAL_OR_PASSING = (FordstoneError, OSError)
 """Not tried again at once: a wrong result stays wrong, and the network and other systems may come back for a restart, after a wait."""
 
@@ -94,13 +96,13 @@ class UserFunction(Operator):
                 "afterwards with with_time(...)."
             )
 
-    def _again(self, record: Record, error: Exception, given: Any) -> Any:
+    def _again(self, record: Record, error: BaseException, given: Any) -> Any:
         """Call once more for a row that an exception was raised for. Raises a final error if the same happens again."""
         if isinstance(error, FINAL_OR_PASSING):
             raise error
         try:
             return self._made(given)
-        except Exception as second:
+        except RAISED as second:
             if reason_of(second) == reason_of(error):
                 # Without the first, which is being handled here: its traceback shows nothing more.
                 second.__context__ = None
@@ -122,7 +124,7 @@ class RecordFunction(UserFunction):
         for place, row in enumerate(plain.iter_rows(named=True)):
             try:
                 made = self._made(row)
-            except Exception as error:  # noqa: BLE001 - of the user's function, which may have changed the row
+            except RAISED as error:  # of the user's function, which may have changed the row
                 if self._sets_aside:
                     failed.append(Failed(record=shown.row(place, named=True), error=error))
                     continue
@@ -188,7 +190,7 @@ class BatchFunction(UserFunction):
     def _applied(self, frame: pl.DataFrame, failed: list[Failed]) -> pl.DataFrame:
         try:
             return self._made(frame)
-        except Exception as error:  # noqa: BLE001 - of the user's function
+        except RAISED as error:  # of the user's function
             if not self._sets_aside:
                 return self._made_again(frame, error)
             if frame.height == 1:
@@ -205,7 +207,7 @@ class BatchFunction(UserFunction):
             for half in _halves(found):
                 try:
                     self._made(half)
-                except Exception as other:  # noqa: BLE001 - of the user's function
+                except RAISED as other:  # of the user's function
                     found, raised = half, other
                     break
             else:

@@ -48,7 +48,7 @@ from fordstone.operators.dead_letter import DEAD, Failed, givable, letters_of
 from fordstone.operators.process.cells import NOT_YET_US, CellKind, Scene
 from fordstone.operators.process.store import Entry, KeyedStore, Timer, Timers
 from fordstone.operators.row_order import KeyedRows, Numbers, WaitingRows, key_expressions, keyed
-from fordstone.operators.user_function import frame_of
+from fordstone.operators.user_function import RAISED, frame_of
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import (
     TIMESTAMP,
@@ -589,7 +589,7 @@ class Process(Operator):
             made = call()
             if made is not None:
                 given.take(given.checked(made), mark)
-        except Exception as error:  # noqa: BLE001 - of the user's function
+        except RAISED as error:  # of the user's function
             entry.restore(saved)
             given.failed.append(Failed(record=record, error=error))
 
