@@ -135,3 +135,11 @@ def test_maps_in_json_text_keep_their_rows_nulls_and_order(kind: str, found: lis
 def test_json_text_of_control_characters_is_read_back() -> None:
     texts = ["".join(map(chr, range(1, 64))), '"\\/', "\u2028é日😀"]
     assert values("get_json_object(to_json(struct(t)), '$.t')", t=texts) == texts
+
+
+@pytest.mark.parametrize("us", [2**63 - 1, -(2**63)])
+def test_json_text_of_a_time_that_polars_cannot_write_is_null(us: int) -> None:
+    schema = Schema.of({"at": "timestamp", "n": "bigint"})
+    frame = pl.DataFrame({"at": [us, 0], "n": [1, 2]}).cast({"at": pl.Datetime("us", "UTC")})
+    text = frame.select(to_polars(parse("to_json(struct(at, n))", schema), schema)).to_series()
+    assert text.to_list() == ['{"n":1}', '{"at":"1970-01-01T00:00:00.000Z","n":2}']

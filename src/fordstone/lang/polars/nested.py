@@ -17,6 +17,7 @@ import polars as pl
 from fordstone.lang.json import at_path, path_steps, reader_of
 from fordstone.lang.polars import cast as casts
 from fordstone.lang.polars.let import let
+from fordstone.lang.polars.times import json_time_text
 from fordstone.lang.rules import text_of
 from fordstone.lang.schema import DataType
 from fordstone.lang.term import Call
@@ -158,7 +159,6 @@ _ESCAPED: Final = {
     '"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f",
     **{chr(code): f"\\u{code:04X}" for code in range(32) if chr(code) not in "\n\r\t\b\f"},
 }  # fmt: skip
-_JSON_TIME: Final = "%Y-%m-%dT%H:%M:%S%.3fZ"
 
 
 def to_json(call: Call, args: Sequence[pl.Expr]) -> pl.Expr:
@@ -206,7 +206,7 @@ def _leaf_text(value: pl.Expr, kind: DataType) -> pl.Expr:
     if kind.name == "decimal":
         return value.cast(pl.String)
     if kind.name == "timestamp":
-        return _quoted(value.dt.strftime(_JSON_TIME))
+        return _quoted(json_time_text(value))
     if kind.name == "binary":
         return _quoted(value.bin.encode("base64"))
     if kind.is_integer or kind.name == "boolean":

@@ -160,12 +160,22 @@ def timestamp_text(value: pl.Expr) -> pl.Expr:
     """A timestamp as Spark writes it: without a fraction if it is zero, else without zeros at its end."""
 
     def written(time: pl.Expr) -> pl.Expr:
-        writable = stamp(pl.when(time.is_between(-WRITABLE_DAYS * DAY_US, WRITABLE_DAYS * DAY_US)).then(time))
+        writable = _writable(time)
         fraction = (time % 1_000_000).cast(pl.String).str.zfill(6).str.strip_chars_end("0")
         tail = pl.when(fraction == "").then(pl.lit("")).otherwise("." + fraction)
         return writable.dt.strftime("%Y-%m-%d %H:%M:%S") + tail
 
     return let(written, time=micros(value))
+
+
+def json_time_text(value: pl.Expr) -> pl.Expr:
+    """A timestamp as Spark writes it in JSON: in milliseconds, with its zone."""
+    return _writable(micros(value)).dt.strftime("%Y-%m-%dT%H:%M:%S%.3fZ")
+
+
+def _writable(time: pl.Expr) -> pl.Expr:
+    """Microseconds as a timestamp; null if Polars would panic as it formats that."""
+    return stamp(pl.when(time.is_between(-WRITABLE_DAYS * DAY_US, WRITABLE_DAYS * DAY_US)).then(time))
 
 
 def date_text(value: pl.Expr) -> pl.Expr:
