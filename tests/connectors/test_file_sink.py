@@ -287,6 +287,38 @@ def test_numbers_that_json_does_not_have_are_read_back_as_they_were(
         assert_frame_equal(read_all(source, partition, schema).rows, written)
 
 
+@pytest.mark.parametrize("far_us", [253_402_300_800_000_000, -62_135_596_800_000_001, 2**63 - 1])
+@pytest.mark.parametrize("file_format", ["jsonl", "csv"])
+def test_a_time_that_no_reader_of_text_takes_is_null_in_it(tmp_path: Path, file_format: str, far_us: int) -> None:
+    kinds = {"n": "int", "at": "timestamp", "day": "date"}
+    if file_format == "jsonl":
+        kinds |= {"l": "array<timestamp>", "s": "struct<at: timestamp>", "m": "map<string, timestamp>"}
+    schema = Schema.of(kinds)
+    far, near = (pl.Series([us], dtype=pl.Int64).cast(pl.Datetime("us", "UTC")) for us in (far_us, 0))
+
+    def frame(at: pl.Series, day: int) -> pl.DataFrame:
+        made = {
+            "n": pl.Series([1]),
+            "at": at,
+            "day": pl.Series([day], dtype=pl.Int32).cast(pl.Date),
+            "l": at.to_frame("x").select(pl.concat_list("x")).to_series(),
+            "s": at.to_frame("at").to_struct(),
+            "m": pl.DataFrame({"l": [[{"key": "k"}]], "at": at})
+            .select(pl.concat_list(pl.struct(key=pl.lit("k"), value="at")).list.to_map())
+            .to_series(),
+        }
+        return pl.DataFrame({name: made[name] for name in kinds}).cast(dict(schema.polars))
+
+    sink = opened(tmp_path / "out", file_format, SinkStream(step="all", schema=schema))
+    for _ in range(2):
+        sink.release(1, pl.concat([frame(far, 2**31 - 1), frame(near, 0)]))
+    sink.close()
+    read = rows(tmp_path / "out")
+    assert read.slice(1).equals(frame(near, 0))
+    nested = {"l": [None], "s": {"at": None}, "m": {"k": None}} if file_format == "jsonl" else {}
+    assert read.row(0, named=True) == {"n": 1, "at": None, "day": None, **nested}
+
+
 def test_json_lines_have_the_words_that_spark_writes(tmp_path: Path) -> None:
     schema = Schema.of({"x": "double", "l": "array<float>"})
     sink = opened(tmp_path / "out", "jsonl", SinkStream(step="x", schema=schema))

@@ -22,7 +22,7 @@ def beyond_python(frame: pl.DataFrame) -> dict[int, str]:
     """The rows that have such a time, by their places, each with its first column that has one."""
     found: dict[int, str] = {}
     for column in frame.iter_columns():
-        if _fits(column):
+        if fits_python(column):
             continue
         for place in _unfit_places(column):
             found.setdefault(place, column.name)
@@ -31,7 +31,7 @@ def beyond_python(frame: pl.DataFrame) -> dict[int, str]:
 
 def shown_values(column: pl.Series) -> list[Any]:
     """The values as Python objects, for a text that shows them. If one of them has none, times are the numbers that are stored."""
-    return (column if _fits(column) else column.to_physical()).to_list()
+    return (column if fits_python(column) else column.to_physical()).to_list()
 
 
 def shown_row(frame: pl.DataFrame, place: int) -> dict[str, Any]:
@@ -41,20 +41,22 @@ def shown_row(frame: pl.DataFrame, place: int) -> dict[str, Any]:
 
 def _unfit_places(column: pl.Series) -> list[int]:
     if isinstance(column.dtype, pl.Date | pl.Datetime):
-        within = column.cast(pl.Int64).is_between(*_bounds(column.dtype))
+        within = column.cast(pl.Int64).is_between(*python_bounds(column.dtype))
         return (~within).fill_null(value=False).arg_true().to_list()
-    return [place for place in range(len(column)) if not _fits(column[place : place + 1])]
+    return [place for place in range(len(column)) if not fits_python(column[place : place + 1])]
 
 
-def _fits(column: pl.Series) -> bool:
+def fits_python(column: pl.Series) -> bool:
+    """Whether Python has an object for each time in a column, also inside of arrays, maps and structs."""
     for part in parts_of(column, pl.Date, pl.Datetime):
-        stored, (least, most) = part.cast(pl.Int64), _bounds(part.dtype)
+        stored, (least, most) = part.cast(pl.Int64), python_bounds(part.dtype)
         if not all(least <= each <= most for each in (stored.min(), stored.max()) if each is not None):  # type: ignore[operator]  # integers
             return False
     return True
 
 
-def _bounds(dtype: pl.DataType) -> tuple[int, int]:
+def python_bounds(dtype: pl.DataType) -> tuple[int, int]:
+    """The least and the largest number that a column of this type stores for a time that Python has."""
     per_us = _PER_US[dtype.time_unit] if isinstance(dtype, pl.Datetime) else _DAY_US
     return LEAST_US // per_us, MOST_US // per_us
 

@@ -13,6 +13,7 @@ import io
 import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -27,6 +28,7 @@ from fordstone.connectors.files.formats import CsvRows, JsonLines
 from fordstone.connectors.files.lines import LineReader
 from fordstone.connectors.files.settings import LINE_BYTES_MOST, FileFormat, FileSettings
 from fordstone.errors import ConfigError, SchemaError, SinkError, SourceError
+from fordstone.lang.python_times import fits_python, python_bounds
 from fordstone.lang.schema import RESERVED_PREFIX, DataType, Schema
 from fordstone.storage.remote import FsspecRemote, local_path, open_filesystem
 
@@ -117,9 +119,18 @@ def encoded(
 
 
 def _plain(frame: pl.DataFrame) -> pl.DataFrame:
-    """Columns that a text format can hold."""
+    """Columns that a text format can hold: bytes as base64, and null for times before the year 1 or after 9999, which no reader takes."""
     changed = [pl.col(name).bin.encode("base64") for name, kind in frame.schema.items() if kind == pl.Binary]
+    changed += [
+        _leaves(pl.col(one.name), one.dtype, _writable_time).alias(one.name) for one in frame if not fits_python(one)
+    ]
     return frame.with_columns(changed) if changed else frame
+
+
+def _writable_time(value: pl.Expr, kind: _Kind) -> pl.Expr | None:
+    if not isinstance(kind, pl.Date | pl.Datetime):
+        return None
+    return pl.when(value.cast(pl.Int64).is_between(*python_bounds(kind))).then(value)
 
 
 _WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -141,8 +152,9 @@ def _json_lines(frame: pl.DataFrame) -> bytes:
             number, text = _unused_number(kind, plain, texts)
             mine[word] = number
             texts[text] = word
+    marked = partial(_marked, marks=marks)
     written = _ndjson(
-        frame.select(_marked(pl.col(name), kind, marks).alias(name) for name, kind in frame.schema.items())
+        frame.select(_leaves(pl.col(name), kind, marked).alias(name) for name, kind in frame.schema.items())
     )
     for text, word in texts.items():
         written = written.replace(text, b'"%b"' % word.encode())
@@ -175,24 +187,28 @@ def _has_float(kind: _Kind) -> bool:
     return kind.is_float() or (isinstance(kind, pl.Struct) and any(_has_float(field.dtype) for field in kind.fields))
 
 
-def _marked(value: pl.Expr, kind: _Kind, marks: _Marks) -> pl.Expr:
-    """The values with marks in place of NaN and infinities."""
-    if kind in marks:
-        numbers = {word: pl.lit(number, dtype=kind) for word, number in marks[kind].items()}
-        made = pl.when(value.is_nan()).then(numbers["NaN"]).when(value == math.inf).then(numbers["Infinity"])
-        return made.when(value == -math.inf).then(numbers["-Infinity"]).otherwise(value)
-    if not _has_float(kind):
-        return value
+def _marked(value: pl.Expr, kind: _Kind, marks: _Marks) -> pl.Expr | None:
+    """The values with marks in place of NaN and infinities; None: the type has no such values."""
+    if kind not in marks:
+        return None
+    numbers = {word: pl.lit(number, dtype=kind) for word, number in marks[kind].items()}
+    made = pl.when(value.is_nan()).then(numbers["NaN"]).when(value == math.inf).then(numbers["Infinity"])
+    return made.when(value == -math.inf).then(numbers["-Infinity"]).otherwise(value)
+
+
+def _leaves(value: pl.Expr, kind: _Kind, change: Callable[[pl.Expr, _Kind], pl.Expr | None]) -> pl.Expr:
+    """The values with others in place of those that are no lists, maps or structs, also inside of these. Keys of maps stay."""
     if isinstance(kind, pl.List):
-        return value.list.eval(_marked(pl.element(), kind.inner, marks))
+        return value.list.eval(_leaves(pl.element(), kind.inner, change))
     if isinstance(kind, pl.Map):
         entry = pl.element().struct
-        pair = pl.struct(entry.field("key"), _marked(entry.field("value"), kind.value, marks))
+        pair = pl.struct(entry.field("key"), _leaves(entry.field("value"), kind.value, change))
         return value.map.entries().list.eval(pair).list.to_map()
-    if not isinstance(kind, pl.Struct):
-        raise TypeError(f"{kind} holds floats in a way that is not known here")
-    fields = [_marked(value.struct.field(field.name), field.dtype, marks).alias(field.name) for field in kind.fields]
-    return pl.when(value.is_not_null()).then(pl.struct(fields))
+    if isinstance(kind, pl.Struct):
+        fields = [_leaves(value.struct.field(one.name), one.dtype, change).alias(one.name) for one in kind.fields]
+        return pl.when(value.is_not_null()).then(pl.struct(fields))
+    changed = change(value, kind)
+    return value if changed is None else changed
 
 
 def _unused_number(kind: _Kind, plain: bytes, used: Collection[bytes]) -> tuple[float, bytes]:
