@@ -488,6 +488,16 @@ def test_without_the_hub_no_epoch_is_lost_and_the_log_is_small_again_when_it_is_
     assert Node(node.disk, sealed=300).waiting() == [300]
 
 
+def test_the_log_is_small_again_when_the_hub_is_back_also_without_a_restart():
+    node = Node(log_bytes=4000)
+    for epoch in range(1, 100):
+        node.seal(epoch)
+    assert node.disk.size(PATH) > 20_000
+    mark(node.outbox, 99)
+    node.seal(100)
+    assert node.disk.size(PATH) < 5000
+
+
 @examples(60)
 @given(st.lists(st.sampled_from(["seal", "mark", "crash", "mark_all"]), max_size=60), st.booleans())
 def test_whatever_happens_in_whatever_order_no_epoch_is_lost_before_it_is_marked(steps: list[str], small: bool):
