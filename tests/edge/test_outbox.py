@@ -6,7 +6,10 @@ import functools
 import hashlib
 import time
 import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import polars as pl
@@ -25,10 +28,15 @@ from fordstone.hub.messages import ENDED_US, EpochEntry
 from fordstone.protocol.chain import CHAIN_START, chained
 from fordstone.protocol.delivery import HubIsOlder, SyncState, reconcile
 from fordstone.state.base import RunRef
+from fordstone.storage.disk import PIECE_BYTES, OsDisk
+from fordstone.storage.journal import seal
 from fordstone.testing.memory_disk import MemoryDisk
 
 HOME = "p/n"
 PATH = f"{HOME}/epochs.jsonl"
+WAITING = 4_000
+PIECES_BYTES = 4 * PIECE_BYTES
+"""What a file is read and written with, whatever its size."""
 
 
 def cut(epoch: int, *, size_bytes: int = 100, name: str | None = None, stream: str | None = "s") -> Cut:
@@ -332,19 +340,63 @@ def test_an_epoch_that_waits_takes_little_memory(size_bytes: int, memory_bytes: 
     assert taken_bytes / count < memory_bytes
 
 
-def test_rewriting_the_log_of_epochs_that_wait_makes_each_line_once():
-    node, count = Node(), 1_000
-    node.store.log.note_delivery(DeliveryState(acknowledged=0))
-    rewrite(node.disk, node.disk.read(PATH) + b"\n".join(encode_cut(cut(epoch)) for epoch in range(1, count + 1)))
-    again = Node(node.disk, sealed=count, log_bytes=1_000)
+@pytest.fixture
+def days_offline(tmp_path: Path) -> Callable[[], Node]:
+    """Start a node whose log is about to be rewritten: half of the epochs that wait could still be replayed."""
+    disk: Any = OsDisk(tmp_path)
+    Node(disk)
+    lines = [seal("crossing", msgspec.structs.replace(cut(epoch), sources={})) for epoch in range(1, WAITING // 2 + 1)]
+    lines += [encode_cut(cut(epoch)) for epoch in range(WAITING // 2 + 1, WAITING + 1)]
+    with (tmp_path / PATH).open("ab") as file:
+        file.write(b"\n".join([*lines, b""]))
+    return lambda: Node(disk, sealed=WAITING, log_bytes=1_000)
+
+
+def test_a_start_takes_little_memory_per_epoch_that_waits(days_offline: Callable[[], Node]):
     tracemalloc.start()
     try:
-        again.seal(count + 1)
+        node = days_offline()
+        _, begin_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        assert node.store.mend_cuts() is None
+        assert node.store.survey().cuts == set(range(WAITING // 2 + 1, WAITING))
+        _, all_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert node.waiting() == list(range(1, WAITING + 1))
+    assert max(begin_bytes, all_bytes) < WAITING * 200 + PIECES_BYTES
+
+
+def test_a_rewrite_takes_little_memory_per_epoch_that_waits(days_offline: Callable[[], Node]):
+    node = days_offline()
+    size_bytes = node.disk.size(PATH)
+    tracemalloc.start()
+    try:
+        node.seal(WAITING + 1)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert again.waiting() == list(range(1, count + 2))
-    assert peak_bytes / count < 2_300, "the record, and its line on the way to the file and in it"
+    assert node.disk.size(PATH) < size_bytes, "it was rewritten"
+    assert peak_bytes < WAITING * 200 + PIECES_BYTES
+    again = Node(node.disk, sealed=WAITING + 1)
+    assert again.waiting() == list(range(1, WAITING + 2))
+    assert again.outbox.chain_at(WAITING + 1) == chain(WAITING + 1)
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_lines_that_are_not_in_order_are_sent_in_order_and_the_later_of_two_counts(rewritten: bool):
+    """As when two processes had the directory, and one states its epoch again."""
+    node = Node()
+    lines = [cut(1), cut(4), cut(2, name="not this"), cut(3), cut(2), cut(5, name="nor this"), cut(7), cut(5), cut(6)]
+    rewrite(node.disk, node.disk.read(PATH) + b"\n".join([*map(encode_cut, lines), b""]))
+    again = Node(node.disk, sealed=7, log_bytes=500 if rewritten else None)
+    assert again.store.cut(2) == cut(2)
+    if rewritten:
+        again.seal(8)
+        assert node.disk.read(PATH).count(b'"epoch":2') == 1
+        again = Node(node.disk, sealed=7)
+    assert again.outbox.oldest(9) == tuple(entry(epoch) for epoch in range(1, 8))
+    assert again.outbox.chain_at(7) == chain(7)
 
 
 def test_an_epoch_alone_always_fits():
@@ -435,6 +487,16 @@ def test_without_the_hub_no_epoch_is_lost_and_the_log_is_small_again_when_it_is_
     again.seal(300)
     assert node.disk.size(PATH) < 5000
     assert Node(node.disk, sealed=300).waiting() == [300]
+
+
+def test_the_log_is_small_again_when_the_hub_is_back_also_without_a_restart():
+    node = Node(log_bytes=4000)
+    for epoch in range(1, 100):
+        node.seal(epoch)
+    assert node.disk.size(PATH) > 20_000
+    mark(node.outbox, 99)
+    node.seal(100)
+    assert node.disk.size(PATH) < 5000
 
 
 @examples(60)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fordstone.connectors import files
@@ -50,6 +50,9 @@ class Folder(Disk):
 
     def read(self, path: str) -> bytes:
         return self._disk.read(self._at(path))
+
+    def read_pieces(self, path: str) -> Iterator[bytes]:
+        return self._disk.read_pieces(self._at(path))
 
     def list(self, path: str) -> Sequence[str]:
         return self._disk.list(self._at(path))

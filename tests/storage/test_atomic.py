@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from fordstone.errors import StorageError
+from fordstone.errors import DamagedError, StorageError
 from fordstone.storage.atomic import AtomicWriter, remove_leftovers, write_file
-from fordstone.storage.disk import FatalStorageError
+from fordstone.storage.disk import FatalStorageError, OsDisk
 from fordstone.testing.memory_disk import MemoryDisk, PowerCut
 
 
@@ -23,6 +24,31 @@ def disk() -> MemoryDisk:
     return made
 
 
+def test_pieces_may_be_read_from_the_file_that_they_replace(tmp_path: Path, disk: MemoryDisk) -> None:
+    real = OsDisk(tmp_path)
+    real.make_dirs("d")
+    for one in (real, disk):
+        AtomicWriter(one).write("d/file", b"old")
+        AtomicWriter(one).write("d/file", (piece + b"er" for piece in (*one.read_pieces("d/file"), b", new")))
+        assert one.read("d/file") == b"older, newer"
+        AtomicWriter(one).write("d/file", iter(()))
+        assert one.read("d/file") == b""
+
+
+@pytest.mark.parametrize("problem", [DamagedError, StorageError])
+def test_pieces_that_cannot_be_read_leave_the_old_file_and_no_temporary_one(
+    disk: MemoryDisk, problem: type[Exception]
+) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"new"
+        raise problem("a bad sector")
+
+    with pytest.raises(problem):
+        AtomicWriter(disk).write("d/file", pieces())
+    assert disk.read("d/file") == b"old"
+    assert list(disk.list("d")) == ["file"]
+
+
 @pytest.mark.parametrize("path", ["d/file", "file"])
 def test_what_was_written_is_read_back_and_no_temporary_file_is_left(disk: MemoryDisk, path: str) -> None:
     AtomicWriter(disk).write(path, b"new")
@@ -30,7 +56,7 @@ def test_what_was_written_is_read_back_and_no_temporary_file_is_left(disk: Memor
     assert [name for name in (*disk.list(""), *disk.list("d")) if name.startswith(".tmp")] == []
 
 
-@pytest.mark.parametrize("changes", range(6))
+@pytest.mark.parametrize("changes", range(7))
 def test_a_power_cut_at_any_step_leaves_the_old_file_or_the_new_one(disk: MemoryDisk, changes: int) -> None:
     for seed in range(20):
         disk.kill()
@@ -39,7 +65,7 @@ def test_a_power_cut_at_any_step_leaves_the_old_file_or_the_new_one(disk: Memory
         disk.cut_after = changes
         returned = False
         try:
-            AtomicWriter(disk).write("d/file", b"the new one")
+            AtomicWriter(disk).write("d/file", iter((b"the new", b" one")))
             returned = True
         except PowerCut:
             pass

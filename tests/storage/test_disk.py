@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fordstone.errors import DamagedError, StorageError, StoreLockedError
-from fordstone.storage.disk import FatalStorageError, OsDisk
+from fordstone.storage.disk import PIECE_BYTES, FatalStorageError, OsDisk
 from fordstone.testing.memory_disk import MemoryDisk
 
 
@@ -32,6 +32,22 @@ def test_what_was_created_is_read_back(any_disk: Any) -> None:
         assert any_disk.read("a/b/file") == bytes(data)
         assert any_disk.size("a/b/file") == len(data)
         any_disk.remove("a/b/file")
+
+
+@pytest.mark.parametrize("size", [0, 1, 600_000])
+def test_a_file_is_read_in_pieces_also_if_another_takes_its_name_meanwhile(any_disk: Any, size: int) -> None:
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    any_disk.create("a/x", data)
+    any_disk.create("a/y", b"other")
+    pieces: list[bytes] = []
+    for piece in any_disk.read_pieces("a/x"):
+        if not pieces:
+            any_disk.rename("a/y", "a/x")
+        pieces.append(piece)
+    assert b"".join(pieces) == data
+    assert max(map(len, pieces), default=0) <= PIECE_BYTES
+    with pytest.raises(FileNotFoundError):
+        list(any_disk.read_pieces("a/none"))
 
 
 def test_a_name_is_created_once(any_disk: Any) -> None:

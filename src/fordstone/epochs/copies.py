@@ -203,8 +203,8 @@ class Uploader:
         self._read_manifests(epoch)
         after = max((there for there in self._named if there < epoch), default=0)
         after = max(after, self._cuts_sent)
-        cuts = self._store.cuts()
-        lines = [encode_cut(cuts[number]) for number in sorted(cuts) if after < number <= epoch]
+        cuts = self._store.cuts(range(after + 1, epoch + 1))
+        lines = [encode_cut(cuts[number]) for number in sorted(cuts)]
         if lines:
             self._put(f"cuts/{epoch_name(epoch, '.jsonl')}", b"\n".join(lines) + b"\n")
         self._cuts_sent = epoch

@@ -2,7 +2,8 @@
 
 `epochs.jsonl` is appended to before each manifest; the manifest, which contains the same record, is the commit. When a manifest is
 damaged, its epoch is replayed from the record in this log. After each manifest a line records that the epoch is sealed: without
-it, a lost manifest would look like a commit that never happened. The outbox is what is sealed and not acknowledged (`edge.link.outbox`).
+it, a lost manifest would look like a commit that never happened. The outbox is what is sealed and not acknowledged (`edge.link.outbox`):
+it may be millions of records, so they are read, and copied at a rewrite, one by one.
 
 Invariants: a line counts only under its own checksum; when an epoch is sealed the log holds one record of it, so a damaged line never
 uncovers an older, unsealed one; a record is there only if the epoch before it is sealed; a record that crosses to the hub stays until
@@ -14,9 +15,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Final
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -24,11 +25,12 @@ from fordstone.epochs.manifest import EPOCH_MAX, Cut, cut_of, encode_cut
 from fordstone.errors import DamagedError, StorageError
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints
-from fordstone.storage.journal import Journal, JournalContent, parse_journal, seal
+from fordstone.storage.journal import Journal, JournalLines, Record, seal
 
 EPOCH_LOG_NAME: Final = "epochs.jsonl"
 EPOCH_LOG_MAX_BYTES: Final = 16 << 20
 """The log is rewritten to about half of this when it has grown beyond it."""
+EPOCHS: Final = range(1, EPOCH_MAX + 1)
 _EPOCH: Final = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)])
 
 
@@ -50,13 +52,27 @@ class DeliveryState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 _DELIVERY: Final = msgspec.json.Decoder(DeliveryState)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRecord(NamedTuple):
+    """One line for one epoch."""
+
+    epoch: int
+    cut: Cut
+    replayable: bool
+    """False: an older epoch that waits for the hub. The record is without what was read."""
+
+
+@dataclass(slots=True, kw_only=True)
 class EpochLogContent:
-    """What the log says, and how many of its lines say nothing any more."""
+    """What the log says, but for most of its records, and how many of its lines say nothing any more."""
 
     cuts: dict[int, Cut] = field(default_factory=dict)
-    crossings: dict[int, Cut] = field(default_factory=dict)
-    """Of older epochs that wait for the hub: the record without what was read, which cannot be replayed."""
+    """Of the epochs that were asked for, as far as they can be replayed."""
+    sizes: dict[int, int] = field(default_factory=dict)
+    """Of each epoch that can be replayed, the size of its line."""
+    late: dict[int, EpochRecord] = field(default_factory=dict)
+    """Records that a later epoch precedes, or another one of their epoch. Lines are written in order, so there are few."""
+    newest_crossing: int = 0
+    """The newest epoch that is kept only for the hub."""
     damaged_lines: int = 0
     noted: int = 0
     """The newest epoch of which a line says that it is sealed."""
@@ -67,7 +83,7 @@ class EpochLogContent:
     def sealed(self) -> int:
         """The newest epoch that is known to be sealed: a line says so, the hub has it, or a later record is there."""
         acknowledged = self.delivery.acknowledged if self.delivery is not None else 0
-        return max(self.noted, acknowledged, max(self.cuts, default=1) - 1)
+        return max(self.noted, acknowledged, max(self.sizes, default=1) - 1)
 
 
 class EpochLog:
@@ -87,9 +103,22 @@ class EpochLog:
         """The newest epoch that is kept only for the hub."""
         self._acknowledged = 0
 
-    def read(self) -> EpochLogContent:
-        """Everything that can be read. Of two lines for one epoch the later one counts."""
-        return _content(self._journal.read())
+    def read(self, wanted: Container[int] = EPOCHS) -> EpochLogContent:
+        """All but the records of epochs that are not `wanted`. Of two lines for one epoch the later one counts."""
+        return _content(self._journal.read(), wanted)
+
+    def records(self, late: dict[int, EpochRecord]) -> Iterator[EpochRecord]:
+        """Yield one record per epoch, in their order. `late`: what `read` has found, and what is to replace records of the file."""
+        newest, rest = 0, [late[epoch] for epoch in sorted(late, reverse=True)]
+        for line in self._journal.read():
+            record = _record(line)
+            if record is None or record.epoch <= newest:
+                continue
+            newest = record.epoch
+            while rest and rest[-1].epoch < newest:
+                yield rest.pop()
+            yield rest.pop() if rest and rest[-1].epoch == newest else record
+        yield from reversed(rest)
 
     def note_sealed(self, epoch: int) -> None:
         """Say that an epoch is sealed. Called when its manifest is durable; this line is so with the next record.
@@ -113,7 +142,7 @@ class EpochLog:
         """
         with self._mutex:
             if self._newest is None:
-                self._learn(self.read())
+                self._learn(self.read(()))
             if cut.epoch > (self._newest or 0):
                 self._append(cut)
             else:
@@ -121,7 +150,8 @@ class EpochLog:
             size_bytes = self._journal.size_bytes
             all_sent = 0 < self._newest_crossing <= self._acknowledged
             if size_bytes > (self._max_bytes if all_sent else self._rewrite_above_bytes):
-                self._rewrite(self._fitting(self.read(), needed_from))
+                content = self.read(())
+                self._rewrite(content, replayable_from=self._fitting(content, needed_from))
                 # What is needed may be more than the bound: then wait until it has doubled rather than rewrite every time.
                 self._rewrite_above_bytes = max(self._max_bytes, 2 * self._journal.size_bytes)
 
@@ -133,15 +163,15 @@ class EpochLog:
     def add(self, cuts: Iterable[Cut]) -> None:
         """Take in records of sealed epochs from a remote. They win: what stands here may be from a commit that never happened."""
         with self._mutex:
-            content = self.read()
-            together = content.cuts | {cut.epoch: cut for cut in cuts}
-            if together != content.cuts or content.damaged_lines:
-                self._rewrite(replace(content, cuts=together))
+            added = {cut.epoch: cut for cut in cuts}
+            content = self.read(added)
+            if content.cuts != added or content.damaged_lines:
+                self._rewrite(content, added.values())
 
     def mend(self, cuts: Iterable[Cut], keep_copy: Callable[[str], None]) -> str | None:
         """If there is damage, keep a copy and rewrite the log with these records of whole manifests; return what was wrong."""
-        content = self.read()
         cuts = list(cuts)
+        content = self.read({cut.epoch for cut in cuts})
         # Where the two differ, the manifest is the commit.
         missing = [cut.epoch for cut in cuts if content.cuts.get(cut.epoch) != cut]
         if not missing and not content.damaged_lines:
@@ -153,7 +183,7 @@ class EpochLog:
 
     def output_of(self, epochs: range) -> set[str]:
         """The digests of the runs that these epochs released, as far as their records can be read."""
-        found = (cut.segments for epoch, cut in self.read().cuts.items() if epoch in epochs)
+        found = (cut.segments for cut in self.read(epochs).cuts.values())
         return {run.digest for segments in found for segment in segments for run in segment.runs}
 
     def _append(self, cut: Cut) -> None:
@@ -165,74 +195,108 @@ class EpochLog:
         self._failpoints.hit("cut.synced")
 
     def _insert(self, cut: Cut, *, sealed_before: bool) -> None:
-        content = self.read()
+        content = self.read((cut.epoch,))
         if sealed_before and content.cuts.get(cut.epoch) == cut:
             return
-        kept = (
-            content.cuts if sealed_before else {epoch: old for epoch, old in content.cuts.items() if epoch < cut.epoch}
-        )
-        noted = content.noted if sealed_before else min(content.noted, cut.epoch - 1)
-        self._rewrite(replace(content, cuts=kept | {cut.epoch: cut}, noted=noted))
+        if not sealed_before:
+            content.noted = min(content.noted, cut.epoch - 1)
+        self._rewrite(content, [cut], replayable_until=None if sealed_before else cut.epoch)
 
-    def _rewrite(self, content: EpochLogContent) -> None:
+    def _rewrite(
+        self,
+        content: EpochLogContent,
+        added: Iterable[Cut] = (),
+        *,
+        replayable_from: int = 1,
+        replayable_until: int | None = None,
+    ) -> None:
+        """Write the log again with these records in place of those of their epochs.
+
+        Before `replayable_from`, only what waits for the hub stays; after `replayable_until`, no record that could be replayed.
+        """
+        newest = newest_crossing = 0
+        acknowledged = content.delivery.acknowledged if content.delivery is not None else 0
+        replaced = content.late | {cut.epoch: EpochRecord(cut.epoch, cut, replayable=True) for cut in added}
+
+        def lines() -> Iterator[bytes]:
+            nonlocal newest, newest_crossing
+            for epoch, cut, replayable in self.records(replaced):
+                if replayable and replayable_until is not None and epoch > replayable_until:
+                    continue
+                if replayable and epoch >= replayable_from:
+                    newest = epoch
+                    yield encode_cut(cut)
+                elif epoch > acknowledged and cut.crosses:
+                    newest_crossing = epoch
+                    yield seal("crossing", msgspec.structs.replace(cut, sources={}))
+
         # Twice, at both ends: without it, epochs that the hub has would be missed.
         delivery = [] if content.delivery is None else [seal("delivery", content.delivery)]
-        crossings = (seal("crossing", content.crossings[epoch]) for epoch in sorted(content.crossings))
-        cuts = (encode_cut(content.cuts[epoch]) for epoch in sorted(content.cuts))
         noted = [_sealed_line(content.noted)] if content.noted else []
-        # Each line is made once: there may be millions.
-        self._journal.rewrite(itertools.chain(delivery, crossings, cuts, noted, delivery))
+        self._journal.rewrite(itertools.chain(delivery, lines(), noted, delivery))
         self._failpoints.hit("cut.appended")
         self._failpoints.hit("cut.synced")
-        self._learn(content)
+        self._newest, self._newest_crossing, self._acknowledged = newest, newest_crossing, acknowledged
 
     def _learn(self, content: EpochLogContent) -> None:
-        self._newest = max(content.cuts, default=0)
-        self._newest_crossing = max(content.crossings, default=0)
+        self._newest = max(content.sizes, default=0)
+        self._newest_crossing = content.newest_crossing
         self._acknowledged = content.delivery.acknowledged if content.delivery is not None else 0
 
-    def _fitting(self, content: EpochLogContent, needed_from: int) -> EpochLogContent:
-        """The newest records that fill half the bound, all that are needed, and of the others what waits for the hub."""
-        kept: dict[int, Cut] = {}
-        room_bytes = self._max_bytes // 2
-        for epoch in sorted(content.cuts, reverse=True):
-            room_bytes -= len(encode_cut(content.cuts[epoch]))
+    def _fitting(self, content: EpochLogContent, needed_from: int) -> int:
+        """From which epoch on records stay: the newest that fill half the bound, and all that are needed."""
+        first, room_bytes = EPOCH_MAX, self._max_bytes // 2
+        for epoch in sorted(content.sizes, reverse=True):
+            room_bytes -= content.sizes[epoch]
             if room_bytes < 0 and epoch < needed_from:
                 break
-            kept[epoch] = content.cuts[epoch]
-        waiting = {
-            epoch: msgspec.structs.replace(cut, sources={})
-            for epoch, cut in (content.crossings | content.cuts).items()
-            if epoch not in kept and epoch > self._acknowledged and cut.crosses
-        }
-        return replace(content, cuts=kept, crossings=waiting)
+            first = epoch
+        return first
 
 
 def parse_epoch_log(data: bytes) -> EpochLogContent:
     """Read the lines of an epoch log, wherever its bytes came from."""
-    return _content(parse_journal(data))
+    return _content(JournalLines([data]), EPOCHS)
 
 
 def _sealed_line(epoch: int) -> bytes:
     return seal("sealed", epoch)
 
 
-def _content(journal: JournalContent) -> EpochLogContent:
-    cuts: dict[int, Cut] = {}
-    crossings: dict[int, Cut] = {}
-    damaged_lines, noted, delivery = journal.damaged_lines + bool(journal.torn_bytes), 0, None
-    for record in journal.records:
+def _record(line: Record) -> EpochRecord | None:
+    """Decode the record of an epoch; None if the line is not one, or cannot be decoded."""
+    if line.kind not in {"cut", "crossing"}:
+        return None
+    try:
+        cut = cut_of(line)
+    except DamagedError:
+        return None
+    return EpochRecord(cut.epoch, cut, replayable=line.kind == "cut")
+
+
+def _content(lines: JournalLines, wanted: Container[int]) -> EpochLogContent:
+    content = EpochLogContent()
+    newest = 0
+    for line in lines:
+        record = _record(line)
         try:
-            match record.kind:
-                case "cut" | "crossing":
-                    cut = cut_of(record)
-                    (cuts if record.kind == "cut" else crossings)[cut.epoch] = cut
-                case "sealed":
-                    noted = max(noted, record.decode(_EPOCH))
-                case "delivery":
-                    delivery = record.decode(_DELIVERY)
-                case _:
-                    damaged_lines += 1
+            if record is not None:
+                if record.epoch <= newest:
+                    content.late[record.epoch] = record
+                newest = max(newest, record.epoch)
+                if not record.replayable:
+                    content.newest_crossing = max(content.newest_crossing, record.epoch)
+                    continue
+                content.sizes[record.epoch] = line.size_bytes
+                if record.epoch in wanted:
+                    content.cuts[record.epoch] = record.cut
+            elif line.kind == "sealed":
+                content.noted = max(content.noted, line.decode(_EPOCH))
+            elif line.kind == "delivery":
+                content.delivery = line.decode(_DELIVERY)
+            else:
+                content.damaged_lines += 1
         except DamagedError:
-            damaged_lines += 1
-    return EpochLogContent(cuts=cuts, crossings=crossings, damaged_lines=damaged_lines, noted=noted, delivery=delivery)
+            content.damaged_lines += 1
+    content.damaged_lines += lines.damaged_lines + bool(lines.torn_bytes)
+    return content

@@ -19,14 +19,14 @@ import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
 import polars as pl
 
-from fordstone.epochs.epoch_log import EpochLog
+from fordstone.epochs.epoch_log import EPOCHS, EpochLog
 from fordstone.epochs.manifest import (
     EPOCH_DIGITS,
     Cut,
@@ -275,11 +275,12 @@ class CheckpointStore:
 
     def cut(self, epoch: int) -> Cut:
         """What decided an epoch, from the epoch log or else from its manifest; `DamagedError` if neither can be read."""
-        cut = self.log.read().cuts.get(epoch)
+        cut = self.cuts((epoch,)).get(epoch)
         return self.manifest(epoch).cut if cut is None else cut
 
-    def cuts(self) -> dict[int, Cut]:
-        return self.log.read().cuts
+    def cuts(self, epochs: Container[int] = EPOCHS) -> dict[int, Cut]:
+        """The records of these epochs in the epoch log, which may hold days of them."""
+        return self.log.read(epochs).cuts
 
     def add_cuts(self, cuts: Iterable[Cut]) -> None:
         """Take in cuts that came with a remote checkpoint."""
@@ -303,8 +304,8 @@ class CheckpointStore:
         What only `deep` would have found shows when the run is read: on `DamagedError` then, survey again with `deep`.
         A manifest of a newer version stops the survey with `CheckpointError`: passing over it would unseal an epoch.
         """
-        log = self.log.read()
-        cuts = set(log.cuts)
+        log = self.log.read(())
+        cuts = set(log.sizes)
         facts = []
         faults: dict[RunRef, str | None] = {}
         for epoch in self.epochs():
@@ -338,7 +339,7 @@ class CheckpointStore:
         damaged = [digest for digest, run in runs.items() if self._runs.fault(run, deep=True)]
         with self._mutex:
             in_place = epoch in self._named
-            if not in_place and (epoch in self._aside_epochs or epoch > self.log.read().sealed):
+            if not in_place and (epoch in self._aside_epochs or epoch > self.log.read(()).sealed):
                 return
             damaged = [digest for digest in damaged if self._disk.exists(self._runs.path(digest))]
             paths = [self._runs.path(digest) for digest in damaged]
@@ -364,7 +365,7 @@ class CheckpointStore:
             damaged_runs=tuple((run.digest, fault) for run, fault in faults.items() if fault),
             runs_checked=len(faults),
             checked_bytes=sum(run.size_bytes for run in faults),
-            damaged_log_lines=self.log.read().damaged_lines,
+            damaged_log_lines=self.log.read(()).damaged_lines,
             aside=self._aside.files(),
         )
 

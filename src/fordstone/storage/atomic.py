@@ -10,10 +10,11 @@ import contextlib
 import itertools
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from fordstone.errors import StorageError
+from fordstone.errors import DamagedError, StorageError
 from fordstone.storage.disk import Data, Disk, OsDisk, sync_dir, write_all
 from fordstone.storage.failpoint import Failpoints
 
@@ -36,7 +37,7 @@ class AtomicWriter:
     def write(
         self,
         path: str,
-        data: Data,
+        data: Data | Iterator[Data],
         *,
         kind: str | None = None,
         temp_directory: str | None = None,
@@ -44,6 +45,7 @@ class AtomicWriter:
     ) -> None:
         """Replace the file at `path`. Its bytes and its name are durable on return. `over=False`: `FileExistsError` if it is there.
 
+        `data`: all of it, or pieces, which may be read from the old file.
         `kind` names the failpoints: `<kind>.created`, `<kind>.synced`, `<kind>.renamed` and `<kind>.dir-synced`.
         `temp_directory`: where the temporary file is written; by default beside `path`. On `StorageError` before the
         rename, nothing has changed.
@@ -55,7 +57,7 @@ class AtomicWriter:
     def replace(
         self,
         path: str,
-        data: Data,
+        data: Data | Iterator[Data],
         *,
         kind: str | None = None,
         temp_directory: str | None = None,
@@ -69,13 +71,16 @@ class AtomicWriter:
         directory = _parent(path) if temp_directory is None else temp_directory
         temp = _join(directory, f"{TEMP_PREFIX}{self._token}-{next(self._numbers)}")
         try:
-            self._disk.create(temp, data)
+            pieces = data if isinstance(data, Iterator) else iter((data,))
+            self._disk.create(temp, next(pieces, b""))
+            for piece in pieces:
+                self._disk.append(temp, piece)
             self._hit(kind, "created")
             if sync:
                 self._disk.fsync(temp)
             self._hit(kind, "synced")
             self._disk.rename(temp, path, replace=over)
-        except (StorageError, FileNotFoundError, FileExistsError):
+        except (StorageError, DamagedError, FileNotFoundError, FileExistsError):
             with contextlib.suppress(StorageError):
                 self._disk.remove(temp)
             raise

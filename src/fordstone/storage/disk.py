@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import logging
 import os
 import stat
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 Data = bytes | bytearray | memoryview
 LOCK_NAME: Final = "lock"
+PIECE_BYTES: Final = 1 << 18
+"""Of files that are read or written in pieces."""
 PRIVATE_FILE: Final = 0o600
 PRIVATE_DIRECTORY: Final = 0o700
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -83,6 +86,10 @@ class Disk(ABC):
     @abstractmethod
     def read(self, path: str) -> bytes:
         """Return the whole file. `DamagedError` if the medium cannot be read."""
+
+    @abstractmethod
+    def read_pieces(self, path: str) -> Iterator[bytes]:
+        """Yield the whole file piece by piece, with the errors of `read`. It is one file, also if another takes its name meanwhile."""
 
     @abstractmethod
     def list(self, path: str) -> Sequence[str]:
@@ -198,9 +205,19 @@ class OsDisk(Disk):
         self._sync_dir(self._at(path), path)
 
     def read(self, path: str) -> bytes:
+        with self._reading(path) as file:
+            return file.readall()
+
+    def read_pieces(self, path: str) -> Iterator[bytes]:
+        with self._reading(path) as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
+
+    @contextlib.contextmanager
+    def _reading(self, path: str) -> Iterator[io.FileIO]:
         try:
             with self._at(path).open("rb", buffering=0) as file:
-                return file.readall()
+                yield file
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise FileNotFoundError(errno.ENOENT, "no such file", path) from error
         except OSError as error:

@@ -1,7 +1,7 @@
 """An append-only log of checksummed lines in one file.
 
 Each line is a value as `seal` frames it. What the lines mean, and what to do about damage, is for the owner of
-the log to decide.
+the log to decide. A file is read and rewritten in pieces, so its size is bounded by the disk alone.
 
 Invariants: after `append(sync=True)` returns, its lines survive a crash, and all before them; of lines that were not synced, any may be lost,
 also one before a line that is kept, which is then counted as damaged; a line that a crash or a full disk tore is
@@ -14,16 +14,16 @@ the value. Each value has one spelling, so a change of any byte is detected. Rea
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from fordstone.errors import DamagedError
 from fordstone.storage.atomic import AtomicWriter
-from fordstone.storage.disk import Disk
+from fordstone.storage.disk import PIECE_BYTES, Disk
 
 T = TypeVar("T")
 DIGEST_CHARS: Final = 64
@@ -40,6 +40,11 @@ class Record(NamedTuple):
 
     kind: str
     body: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of its line."""
+        return _KIND_START + len(self.kind) + len(b'":') + len(self.body) + len(b"}\n")
 
     def decode(self, decoder: msgspec.json.Decoder[T]) -> T:
         """Decode the value; `DamagedError` if it is not of the decoder's type."""
@@ -79,19 +84,36 @@ def unseal_as(kind: str, data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     return record.decode(decoder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalContent:
-    """The lines of a journal that are whole, in order."""
+class JournalLines(Iterable[Record]):
+    """The lines of a journal that are whole, in order, read one by one. The rest is counted meanwhile, and known after the last one."""
 
-    records: tuple[Record, ...] = ()
-    damaged_lines: int = 0
-    """Lines that cannot be read although a whole line follows them: the disk or an intruder changed them."""
-    torn_bytes: int = 0
-    """Bytes after the last whole line: what a crash left of the last append, or damage to the last line."""
-    whole_bytes: int = 0
-    """The size of the file without the torn bytes."""
-    lacks_newline: bool = False
-    """The last line is whole, but for its newline."""
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        """`pieces`: the bytes of the file, wherever they came from."""
+        self.damaged_lines = 0
+        """Lines that cannot be read although a whole line follows them: the disk or an intruder changed them."""
+        self.torn_bytes = 0
+        """Bytes after the last whole line: what a crash left of the last append, or damage to the last line."""
+        self.whole_bytes = 0
+        """The size of the file without the torn bytes."""
+        self.lacks_newline = False
+        """The last line is whole, but for its newline."""
+        self._pieces = pieces
+
+    def __iter__(self) -> Iterator[Record]:
+        """To be called once."""
+        damaged_since_whole = 0
+        for line in _split(self._pieces):
+            self.torn_bytes += len(line)
+            try:
+                record = unseal(line.removesuffix(b"\n"))
+            except DamagedError:
+                damaged_since_whole += 1
+                continue
+            self.damaged_lines += damaged_since_whole
+            self.whole_bytes += self.torn_bytes
+            self.lacks_newline = not line.endswith(b"\n")
+            damaged_since_whole = self.torn_bytes = 0
+            yield record
 
 
 class Journal:
@@ -117,12 +139,9 @@ class Journal:
     def exists(self) -> bool:
         return self._disk.exists(self.path)
 
-    def read(self) -> JournalContent:
+    def read(self) -> JournalLines:
         """Return what the file holds; nothing if there is no file. Changes nothing on the disk."""
-        try:
-            return parse_journal(self._disk.read(self.path))
-        except FileNotFoundError:
-            return JournalContent()
+        return JournalLines(self._pieces())
 
     def append(self, *lines: bytes, sync: bool = True) -> None:
         """Add lines in one write. Durable on return unless `sync` is False; then they are with the next synced append.
@@ -149,37 +168,45 @@ class Journal:
             self._is_new = False
 
     def rewrite(self, lines: Iterable[bytes]) -> None:
-        """Replace the whole file with these lines, durably. On `StorageError` the old file is still there."""
-        data = b"\n".join([*lines, b""])
-        self._writer.write(self.path, data)
-        self._size_bytes, self._has_torn_tail, self._lacks_newline, self._is_new = len(data), False, False, False
+        """Replace the whole file with these lines, durably. They may be read from the old one, which is still there on an error."""
+        size_bytes = 0
+
+        def pieces() -> Iterator[bytes]:
+            nonlocal size_bytes
+            piece = bytearray()
+            for line in lines:
+                piece += line + b"\n"
+                if len(piece) >= PIECE_BYTES:
+                    size_bytes += len(piece)
+                    yield bytes(piece)
+                    piece.clear()
+            size_bytes += len(piece)
+            yield bytes(piece)
+
+        self._writer.write(self.path, pieces())
+        self._size_bytes, self._has_torn_tail, self._lacks_newline, self._is_new = size_bytes, False, False, False
 
     def _look(self) -> None:
-        content = self.read()
-        self._size_bytes = content.whole_bytes
-        self._has_torn_tail, self._lacks_newline = content.torn_bytes > 0, content.lacks_newline
+        lines = self.read()
+        for _ in lines:
+            pass
+        self._size_bytes = lines.whole_bytes
+        self._has_torn_tail, self._lacks_newline = lines.torn_bytes > 0, lines.lacks_newline
         self._is_new = not self.exists()
 
+    def _pieces(self) -> Iterator[bytes]:
+        with contextlib.suppress(FileNotFoundError):
+            yield from self._disk.read_pieces(self.path)
 
-def parse_journal(data: bytes) -> JournalContent:
-    """Read the lines of a journal, wherever its bytes came from."""
-    records: list[Record] = []
-    start = whole_bytes = damaged = damaged_since_whole = 0
-    while start < len(data):
-        end = data.find(b"\n", start)
-        line = data[start : end if end >= 0 else len(data)]
-        start = min(start + len(line) + 1, len(data))
-        try:
-            records.append(unseal(line))
-        except DamagedError:
-            damaged_since_whole += 1
-            continue
-        damaged += damaged_since_whole
-        damaged_since_whole, whole_bytes = 0, start
-    return JournalContent(
-        records=tuple(records),
-        damaged_lines=damaged,
-        torn_bytes=len(data) - whole_bytes,
-        whole_bytes=whole_bytes,
-        lacks_newline=bool(data) and whole_bytes == len(data) and not data.endswith(b"\n"),
-    )
+
+def _split(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines with their newlines, which the last one may lack."""
+    begun = bytearray()
+    for piece in pieces:
+        *ended, rest = piece.split(b"\n")
+        for end in ended:
+            yield b"%b%b\n" % (bytes(begun), end)
+            begun.clear()
+        begun += rest
+    if begun:
+        yield bytes(begun)

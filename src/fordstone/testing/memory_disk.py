@@ -27,6 +27,8 @@ Operation = Change | Literal["read", "make_dirs"]
 Fault = Literal["full", "read-only", "sync", "bad-sector"]
 SECTOR_BYTES: Final = 64
 """Smaller than that of any disk: the files of a simulation are small."""
+PIECE_BYTES: Final = 200
+"""Smaller than those of a real disk, too: lines are cut by their ends."""
 CHANGING: Final[tuple[Change, ...]] = get_args(Change)
 
 
@@ -157,6 +159,11 @@ class MemoryDisk(Disk):
     def read(self, path: str) -> bytes:
         with self._operation("read", path):
             return self._file(path).data
+
+    def read_pieces(self, path: str) -> Iterator[bytes]:
+        data = self.read(path)
+        for start in range(0, len(data), PIECE_BYTES):
+            yield data[start : start + PIECE_BYTES]
 
     def list(self, path: str) -> Sequence[str]:
         with self._mutex:

@@ -107,7 +107,7 @@ def _resume(store: CheckpointStore, plan: p.Plan, decision: Resume, remote: Remo
     if decision.where == "remote" and remote is not None:
         # Brings the cuts along.
         remote.fetch(decision.epoch)
-    elif remote is not None and not set(decision.replay) <= store.cuts().keys():
+    elif remote is not None and not (needed := set(decision.replay)) <= store.cuts(needed).keys():
         remote.fetch_cuts()
     replay = tuple(store.cut(epoch) for epoch in decision.replay) if plan.guarantee == "exactly_once" else ()
     # Read before anything is set aside or collected: this is what the epochs are compared with.

@@ -85,15 +85,15 @@ class Reservations:
         self._lines = 0
         disk.make_dirs(base)
         self._journal = Journal(disk, f"{base}/reserved.jsonl")
-        content = self._journal.read()
-        if content.damaged_lines:
+        lines = self._journal.read()
+        # A torn last line is left out: the rows that it reserved had not moved yet.
+        for record in lines:
+            self._remember(record.decode(_RESERVED))
+        if lines.damaged_lines:
             raise CheckpointError(
-                f"{self._journal.path}: {content.damaged_lines} lines are damaged, so rows that were read before might be read "
+                f"{self._journal.path}: {lines.damaged_lines} lines are damaged, so rows that were read before might be read "
                 "again, which at_most_once rules out. Restore the file from a copy, or start with an empty state directory."
             )
-        # A torn last line is left out: the rows that it reserved had not moved yet.
-        for record in content.records:
-            self._remember(record.decode(_RESERVED))
         self._rewrite()
 
     def reserve(self, step: str, partition: str, position: int, time_us: int) -> None:

@@ -91,7 +91,7 @@ def hub_checkpoints(
             )
         data = hub.read_blob(found.manifest)
         manifest = decode_untrusted_manifest(data, pipeline=store.pipeline, node=store.node, epoch=epoch)
-        if store.cuts().get(epoch, manifest.cut) != manifest.cut:
+        if store.cuts((epoch,)).get(epoch, manifest.cut) != manifest.cut:
             raise CheckpointError(
                 f"the hub has another epoch {epoch} of pipeline {store.pipeline} on node {store.node} than was sealed here: another "
                 "process commits there."
@@ -108,7 +108,7 @@ def hub_checkpoints(
 
 def _is_ours(hub: HubClient, store: CheckpointStore, found: Checkpoint) -> bool:
     """Whether a checkpoint at the hub is that of an epoch as it was sealed here."""
-    own = store.cuts().get(found.epoch)
+    own = store.cuts((found.epoch,)).get(found.epoch)
     if own is None:
         return False
     data = hub.read_blob(found.manifest)

@@ -1,8 +1,8 @@
 """The outbox: sealed epochs that the hub does not have yet. It is an index in memory of the epoch log; their rows are runs in the store.
 
 The writer adds each epoch when it is sealed; `edge.link.sender` takes the oldest and marks them when the hub has them. Days without
-the hub cost a line in the log and about a hundred bytes of memory per epoch (2 KB while the log is read or rewritten), which its bound
-counts, too (`ENTRY_BYTES`); when many wait, epochs become longer where nothing on the node waits for them (`protocol.pacing`).
+the hub cost a line in the log and about a hundred bytes of memory per epoch (up to 200 at a start), which its bound counts, too
+(`ENTRY_BYTES`); when many wait, epochs become longer where nothing on the node waits for them (`protocol.pacing`).
 
 Invariants: entries have no gaps; an entry goes only after the mark that the hub has it is durable; the runs of every entry that
 is there are held; an epoch has one digest, in whatever form it is sent, so the chain at the newest epoch never depends on that.
@@ -212,26 +212,31 @@ class Outbox:
 
         `sealed`: the newest sealed epoch. `crosses`: the plan has rows for the hub.
         """
-        content = self._store.log.read()
-        records = content.crossings | content.cuts
+        content = self._store.log.read(())
 
         def find(epoch: int) -> Cut | None:
             try:
-                return records.get(epoch) or self._store.manifest(epoch).cut
+                return self._store.manifest(epoch).cut
             except CheckpointError:
                 # A pipeline of which nothing crosses may have run without a hub, and nothing was lost by it.
                 return None if crosses else Cut(epoch=epoch, sources={})
 
         if content.delivery is None:
-            self._delivery = self._first_delivery(sealed, find)
+            known = {record.epoch: record.cut for record in self._store.log.records(content.late)}
+            self._delivery = self._first_delivery(sealed, lambda epoch: known.get(epoch) or find(epoch))
             self._store.log.note_delivery(self._delivery)
         else:
             self._delivery = content.delivery
         self._kept.clear()
         self._bytes = 0
         self._newest_chain = self._delivery.chain
+        # One after the other: there may be millions.
+        records = self._store.log.records(content.late)
+        record = next(records, None)
         for epoch in range(self.sent + 1, sealed + 1):
-            cut = find(epoch)
+            while record is not None and record.epoch < epoch:
+                record = next(records, None)
+            cut = record.cut if record is not None and record.epoch == epoch else find(epoch)
             if cut is None:
                 raise CheckpointError(
                     f"{self._store.log.path}: the line of epoch {epoch} cannot be read, and what that epoch sent to the center cannot be "
