@@ -13,6 +13,7 @@ from fordstone.errors import ConfigError, StorageError
 from fordstone.hub.messages import Rejection
 from fordstone.hub.store.log import HubLog, Transaction
 from fordstone.hub.store.log_reader import DIGESTS_PER_QUERY, LogReader
+from fordstone.hub.store.log_schema import CACHE_BYTES, READER_CACHE_BYTES, open_connection
 from fordstone.hub.store.log_writer import LogWriter
 from fordstone.hub.store.sqlite import SqliteStore
 
@@ -176,6 +177,21 @@ def test_snapshots_cannot_write_and_every_transaction_is_synced(tmp_path: Path) 
             LogWriter.remove_consumer(cast("LogWriter", log), "p", "c")
         db = store._db
         assert [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")] == ["wal", 2]
+
+
+def test_each_connection_to_the_log_keeps_a_bounded_part_of_it_in_memory(tmp_path: Path) -> None:
+    opened: list[sqlite3.Connection] = []
+
+    def connect(path: Path) -> sqlite3.Connection:
+        opened.append(open_connection(path))
+        return opened[-1]
+
+    with contextlib.closing(SqliteStore(tmp_path / "log.sqlite", open_file=connect)) as store:
+        for _ in range(3):
+            with store.snapshot(), store.snapshot():
+                pass
+        kib = [-one.execute("PRAGMA cache_size").fetchone()[0] for one in opened]
+    assert kib == [CACHE_BYTES >> 10, READER_CACHE_BYTES >> 10, READER_CACHE_BYTES >> 10]
 
 
 def test_every_number_of_blobs_is_looked_up_with_the_same_statement(tmp_path: Path) -> None:
