@@ -28,6 +28,9 @@ from demo_oracle import json_rows, judge_alarms, judge_windows
 from demo_watch import Watch
 from soak_usage import MIB, Growth, Usage, family
 
+from fordstone.hub.store.log_schema import CACHE_BYTES
+from fordstone.hub.store.sqlite import LOG_NAME
+
 PIPELINE = Path(__file__).with_name("soak_pipeline.py")
 READY_SECONDS_MAX = 600.0
 CATCH_UP_SECONDS_MAX = 1_800.0
@@ -207,7 +210,10 @@ def judge(fleet: Fleet, soak: Soak, *, overload: bool) -> bool:
         f"rows: {verdict.produced:,} written, {verdict.counted:,} counted, {verdict.lost:,} lost, {verdict.doubled:,} doubled, {late:,} late; "
         f"{verdict.wrong:,} of {verdict.windows:,} windows wrong; {alarms.unfounded:,} of {alarms.alarms:,} alarms wrong"
     )
-    judged = [describe(growth) for growth in soak.usage.growth()]
+    judged = [
+        describe(growth, cache_bytes=log_cache_bytes(fleet) if growth.name == fleet.hub.name else 0)
+        for growth in soak.usage.growth()
+    ]
     good = verdict.good and not late and not alarms.unfounded and all(judged)
     if overload:
         full = sum(FULL in gateway.command.log.read_bytes() for gateway in fleet.gateways)
@@ -225,11 +231,20 @@ def missing_faults(faults: Mapping[str, int], killed: Sequence[str]) -> list[str
     return [one for one in wanted if not any(name.startswith(one) for name in faults)]
 
 
-def describe(growth: Growth) -> bool:
-    """Print the growth of one process, and return whether it is within its bounds."""
+def log_cache_bytes(fleet: Fleet) -> int:
+    """Return the most that the hub keeps of its log in memory: that grows with the log, up to a bound."""
+    return min(CACHE_BYTES, (fleet.hub.folder / "data" / LOG_NAME).stat().st_size)
+
+
+def describe(growth: Growth, *, cache_bytes: int = 0) -> bool:
+    """Print the growth of one process, and return whether it is within its bounds. `cache_bytes`: of a cache that it may fill."""
     bound = BOUND_BYTES.get(growth.name, GATEWAY_BOUND_BYTES)
-    flat = not growth.judged or growth.flat(share=GROWTH_MAX, spare_bytes=SPARE_BYTES, spare_files=SPARE_FILES)
+    flat = not growth.judged or growth.flat(
+        share=GROWTH_MAX, spare_bytes=SPARE_BYTES + cache_bytes, spare_files=SPARE_FILES
+    )
     words = "too young to judge" if not growth.judged else "flat" if flat else "GROWS"
+    if cache_bytes:
+        words += f" (up to {cache_bytes / MIB:.0f} MiB are a cache)"
     if growth.memory_peak > bound:
         words += f", BEYOND its bound of {bound // MIB} MiB"
     print(

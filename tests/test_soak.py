@@ -44,6 +44,24 @@ def test_a_process_that_grows_is_not_flat(memory: tuple[int, ...], files: tuple[
     assert growth.flat(share=soak.GROWTH_MAX, spare_bytes=soak.SPARE_BYTES, spare_files=soak.SPARE_FILES) is flat
 
 
+@pytest.mark.parametrize(("memory_mib", "flat"), [(140, True), (170, False)])
+def test_a_hub_may_take_memory_for_pages_of_its_log(memory_mib: int, flat: bool, script: Any):
+    grown = script("soak_usage").Growth(
+        name="the hub",
+        memory_before=96 * MIB,
+        memory_after=memory_mib * MIB,
+        memory_peak=memory_mib * MIB,
+        files_before=30,
+        files_after=30,
+        minutes=15.0,
+        mib_per_hour=100.0,
+        judged=True,
+    )
+    describe = script("soak").describe
+    assert describe(grown, cache_bytes=30 * MIB) is flat
+    assert not describe(grown)
+
+
 def test_only_the_newest_process_of_a_command_is_compared_with_itself(script: Any):
     measured = script("soak_usage")
     usage = measured.Usage()

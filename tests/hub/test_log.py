@@ -12,6 +12,8 @@ from tests.hub.sending import ONE, checkpoint
 from fordstone.errors import ConfigError, StorageError
 from fordstone.hub.messages import Rejection
 from fordstone.hub.store.log import HubLog, Transaction
+from fordstone.hub.store.log_reader import DIGESTS_PER_QUERY, LogReader
+from fordstone.hub.store.log_schema import CACHE_BYTES, READER_CACHE_BYTES, open_connection
 from fordstone.hub.store.log_writer import LogWriter
 from fordstone.hub.store.sqlite import SqliteStore
 
@@ -175,6 +177,49 @@ def test_snapshots_cannot_write_and_every_transaction_is_synced(tmp_path: Path) 
             LogWriter.remove_consumer(cast("LogWriter", log), "p", "c")
         db = store._db
         assert [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")] == ["wal", 2]
+
+
+def test_each_connection_to_the_log_keeps_a_bounded_part_of_it_in_memory(tmp_path: Path) -> None:
+    opened: list[sqlite3.Connection] = []
+
+    def connect(path: Path) -> sqlite3.Connection:
+        opened.append(open_connection(path))
+        return opened[-1]
+
+    with contextlib.closing(SqliteStore(tmp_path / "log.sqlite", open_file=connect)) as store:
+        for _ in range(3):
+            with store.snapshot(), store.snapshot():
+                pass
+        kib = [-one.execute("PRAGMA cache_size").fetchone()[0] for one in opened]
+    assert kib == [CACHE_BYTES >> 10, READER_CACHE_BYTES >> 10, READER_CACHE_BYTES >> 10]
+
+
+def test_every_number_of_blobs_is_looked_up_with_the_same_statement(tmp_path: Path) -> None:
+    """Each connection keeps its last 128 statements: of 128 long lists of parameters they took 11 MiB."""
+    texts: set[str] = set()
+
+    class Recording(sqlite3.Connection):
+        def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+            texts.add(sql)
+            return super().execute(sql, *values)
+
+    def connect(path: Path) -> sqlite3.Connection:
+        return sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=Recording)
+
+    def look_up(log: LogReader, count: int) -> None:
+        wanted = [f"{number:064x}" for number in range(count)]
+        assert log.blob_sizes(wanted) == dict.fromkeys(wanted[:2], 5)
+        assert log.recorded_blobs(wanted) == set(wanted[:2])
+
+    with contextlib.closing(SqliteStore(tmp_path / "log.sqlite", open_file=connect)) as store:
+        with store.transaction() as writer:
+            writer.record_blobs({f"{number:064x}": (5, 0) for number in range(2)})
+        with store.snapshot() as log:
+            look_up(log, 2)
+            known = set(texts)
+            for count in (3, 4, DIGESTS_PER_QUERY, 2 * DIGESTS_PER_QUERY + 1):
+                look_up(log, count)
+    assert texts - known == {"ROLLBACK"}
 
 
 @pytest.mark.parametrize("version", [1, 99])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
+import struct
 import subprocess
+import threading
+import weakref
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,12 +16,14 @@ import pytest
 import trustme
 import urllib3
 from tests.hub.started import SECONDS_MAX, Started, start, started
+from tests.waiting import until
 
 from fordstone.errors import ConfigError, HubError
 from fordstone.hub.client.address import HubAddress
 from fordstone.hub.client.client import HubClient
 from fordstone.hub.server.auth import TokenFile
-from fordstone.hub.server.serve import tls_context
+from fordstone.hub.server.connection import Connection
+from fordstone.hub.server.serve import HubOptions, serve, tls_context
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +156,55 @@ def test_a_key_with_a_password_is_refused_without_asking_for_it(tmp_path, pem):
     subprocess.run(command, check=True, capture_output=True)
     with pytest.raises(ConfigError, match="locked with a password"):
         tls_context(pem[0], tmp_path / "locked.key")
+
+
+def test_a_connection_that_is_gone_frees_the_memory_of_tls_at_once(pem, tmp_path, monkeypatch, caplog):
+    """TLS takes 70 KiB for each. In a cycle of references, or held by a timer, that adds up until Python looks for cycles."""
+    made = weakref.WeakSet[Connection]()
+    begin = Connection.__init__
+
+    def counted(self: Connection, *args, **options) -> None:
+        begin(self, *args, **options)
+        made.add(self)
+
+    monkeypatch.setattr(Connection, "__init__", counted)
+    urls: list[str] = []
+    ended = threading.Event()
+    options = HubOptions(listen="127.0.0.1:0", data=tmp_path / "hub", tls_cert=pem[0], tls_key=pem[1])
+    hub = threading.Thread(
+        target=serve, args=(options,), kwargs={"on_ready": urls.append, "stop_requested": ended.is_set}
+    )
+    hub.start()
+    request = b"GET /v1/nodes HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    trust = ssl.create_default_context(cafile=str(pem[2]))
+    gc.disable()
+    try:
+        until(lambda: bool(urls), "start of the hub", seconds_max=SECONDS_MAX)
+        address = ("127.0.0.1", urlsplit(urls[0]).port)
+        rejected = request.replace(b"/v1/nodes", b"/none")
+        for sent, answered in (
+            (request, True),
+            (request, False),
+            (rejected, True),
+            (b"no request", True),
+            (b"", False),
+            (None, False),
+        ):
+            sock = socket.create_connection(address, timeout=SECONDS_MAX)
+            # It breaks off, as the connection of a node whose network is cut does.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if sent is None:
+                sock.sendall(request)  # without TLS
+            else:
+                sock = trust.wrap_socket(sock, server_hostname="localhost")
+                sock.sendall(sent + b"\r\n\r\n" if sent == b"no request" else sent)
+            if answered:
+                assert sock.recv(4096)
+            sock.close()
+            until(lambda: not made, f"end of the connection after {sent!r}", seconds_max=5.0)
+    finally:
+        gc.enable()
+        ended.set()
+        hub.join(SECONDS_MAX)
+    assert "failed" not in caplog.text
+    assert "Exception" not in caplog.text

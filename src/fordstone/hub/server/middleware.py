@@ -316,6 +316,8 @@ class HubMiddleware:
 
     async def _reject(self, exchange: Exchange, rejection: Rejection, response: _Response) -> None:
         exchange.rejection = rejection
+        # Its frames refer to it, and to the connection: they would hold the memory of TLS until Python looks for cycles.
+        rejection.__traceback__ = None
         self._metrics.rejections.labels(error=rejection.refusal.error).inc()
         if response.started:
             # The server closes the connection after this, which would wait for ever for a client that does not read.

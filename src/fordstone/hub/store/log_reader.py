@@ -49,8 +49,8 @@ from fordstone.protocol.restored import number_after_restore
 from fordstone.protocol.retention import Mark
 from fordstone.state.base import RunRef
 
-PARAMETERS_MAX: Final = 500
-"""Maximum number of values in one `IN (...)`."""
+DIGESTS_PER_QUERY: Final = 500
+"""Maximum number of digests that are looked up at once."""
 _CONSUMER_READS_STREAM: Final = (
     "(EXISTS (SELECT 1 FROM consumer_streams cs WHERE cs.consumer_id = c.id AND cs.stream = s.stream) "
     "OR NOT EXISTS (SELECT 1 FROM consumer_streams cs WHERE cs.consumer_id = c.id))"
@@ -611,18 +611,26 @@ class LogReader:
 
     def blob_sizes(self, digests: Iterable[str]) -> dict[str, int]:
         """Return the sizes of those blobs that are recorded and not damaged."""
-        return self._look_up("SELECT digest, size_bytes FROM blobs WHERE NOT damaged AND digest", digests)
+        return self._look_up(
+            "SELECT digest, size_bytes FROM blobs WHERE NOT damaged AND digest IN (SELECT value FROM json_each(?))",
+            digests,
+        )
 
     def recorded_blobs(self, digests: Iterable[str]) -> set[str]:
         """Return those blobs that are recorded, damaged or not."""
-        return set(self._look_up("SELECT digest, size_bytes FROM blobs WHERE digest", digests))
+        return set(
+            self._look_up(
+                "SELECT digest, size_bytes FROM blobs WHERE digest IN (SELECT value FROM json_each(?))", digests
+            )
+        )
 
     def _look_up(self, query: str, digests: Iterable[str]) -> dict[str, int]:
+        """Run a query that takes a list of digests. It has one text for lists of any length: a connection keeps statements by their text."""
         wanted = list(digests)
         found: dict[str, int] = {}
-        for start in range(0, len(wanted), PARAMETERS_MAX):
-            part = wanted[start : start + PARAMETERS_MAX]
-            found.update(self._db.execute(f"{query} IN ({','.join('?' * len(part))})", part))
+        for start in range(0, len(wanted), DIGESTS_PER_QUERY):
+            part = msgspec.json.encode(wanted[start : start + DIGESTS_PER_QUERY]).decode()
+            found.update(self._db.execute(query, (part,)))
         return found
 
     def blob_at(self, digest: str) -> BlobRecord | None:

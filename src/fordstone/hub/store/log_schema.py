@@ -25,6 +25,9 @@ PAGE_BYTES: Final = 4_096
 WAL_PAGES: Final = 4_000
 """Pages in the write-ahead log before SQLite copies them into the file: rarely, because a commit waits for it."""
 CACHE_BYTES: Final = 64 << 20
+"""Pages of the log that the connection that writes keeps in memory: they are most of what a hub's memory grows by."""
+READER_CACHE_BYTES: Final = 2 << 20
+"""The same for each connection that reads. There is one for each thread that reads at a time."""
 FULL: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE})
 """Errors of a full disk; the second one is of the index of the write-ahead log."""
 
@@ -270,6 +273,7 @@ def set_up(connection: sqlite3.Connection, *, wal_pages: int | None = None) -> s
         # Some builds of SQLite overwrite what is deleted with zeros: then removing a blob writes as much as storing it.
         connection.execute("PRAGMA secure_delete = OFF")
     else:
+        connection.execute(f"PRAGMA cache_size = -{READER_CACHE_BYTES >> 10}")
         connection.execute("PRAGMA query_only = ON")
     return connection
 
