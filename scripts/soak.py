@@ -26,7 +26,7 @@ from demo import feeding
 from demo_fleet import Command, DemoError, Fleet, make_fleet
 from demo_oracle import json_rows, judge_alarms, judge_windows
 from demo_watch import Watch
-from soak_usage import MIB, Growth, Usage, family
+from soak_usage import MIB, OF_JAVA, Growth, Usage, family
 
 from fordstone.hub.store.log_schema import CACHE_BYTES
 from fordstone.hub.store.sqlite import LOG_NAME
@@ -40,7 +40,8 @@ FAULT_SECONDS = 10.0
 """Something goes wrong as often on average; more often in a short run, so that each kind of fault comes."""
 FAULTS_PER_HALF = 16
 GROWTH_MAX, SPARE_BYTES, SPARE_FILES = 1.1, 24 << 20, 16
-BOUND_BYTES = {"the hub": 700 << 20, "the center": 4 << 30}
+BOUND_BYTES = {"the hub": 700 << 20, "the center": 2 << 30, f"the center{OF_JAVA}": 3 << 30}
+"""The heap of a local Spark has 2 GiB."""
 GATEWAY_BOUND_BYTES = 700 << 20
 OUTBOX_MAX = "1MB"
 """Of a gateway under overload: full after a minute, so that it stops reading."""
@@ -243,6 +244,8 @@ def describe(growth: Growth, *, cache_bytes: int = 0) -> bool:
         share=GROWTH_MAX, spare_bytes=SPARE_BYTES + cache_bytes, spare_files=SPARE_FILES
     )
     words = "too young to judge" if not growth.judged else "flat" if flat else "GROWS"
+    if growth.fills_heap and flat:
+        words = "within its bound"
     if cache_bytes:
         words += f" (up to {cache_bytes / MIB:.0f} MiB are a cache)"
     if growth.memory_peak > bound:

@@ -13,6 +13,8 @@ KIB = 1024
 MIB = 1 << 20
 WARM_UP_SECONDS = 60.0
 """The first part of the life of each process, which is not judged: caches fill, and connections open."""
+OF_JAVA = "'s Java"
+"""Java fills its heap before it collects, so its processes are judged apart: by their bound alone."""
 _SAMPLES_MIN = 8
 _SECONDS_PER_HOUR = 3600.0
 _PARENT = 1
@@ -44,12 +46,12 @@ class Growth:
     """The slope of the line that fits the samples best."""
     judged: bool
     """False: it has lived for too short a time."""
+    fills_heap: bool = False
+    """Only a bound says whether its memory is in order."""
 
     def flat(self, *, share: float, spare_bytes: int, spare_files: int) -> bool:
-        return (
-            self.memory_after <= self.memory_before * share + spare_bytes
-            and self.files_after <= self.files_before + spare_files
-        )
+        flat = self.fills_heap or self.memory_after <= self.memory_before * share + spare_bytes
+        return flat and self.files_after <= self.files_before + spare_files
 
 
 @dataclass(slots=True)
@@ -63,15 +65,20 @@ class Usage:
         for command in commands:
             if command.pid is None:
                 continue
-            found = [usage for pid in _tree(command.pid, children) if (usage := _usage(pid)) is not None]
-            if found:
+            found: dict[str, list[tuple[int, int]]] = {}
+            for pid in _tree(command.pid, children):
+                usage = _usage(pid)
+                if usage is not None:
+                    name = f"{command.name}{OF_JAVA}" if _is_java(pid) else command.name
+                    found.setdefault(name, []).append(usage)
+            for name, usages in found.items():
                 sample = Sample(
                     pid=command.pid,
                     at_s=at_s,
-                    memory_bytes=sum(one[0] for one in found),
-                    files=sum(one[1] for one in found),
+                    memory_bytes=sum(one[0] for one in usages),
+                    files=sum(one[1] for one in usages),
                 )
-                self.samples.setdefault(command.name, []).append(sample)
+                self.samples.setdefault(name, []).append(sample)
 
     def growth(self, part: float = 0.25) -> list[Growth]:
         """Compare the first with the last part of what the newest process of each command has lived after its warm-up."""
@@ -93,6 +100,7 @@ class Usage:
                     minutes=(mine[-1].at_s - mine[0].at_s) / 60,
                     mib_per_hour=_slope(mine) * _SECONDS_PER_HOUR / MIB,
                     judged=len(warm) >= _SAMPLES_MIN,
+                    fills_heap=name.endswith(OF_JAVA),
                 )
             )
         return found
@@ -126,6 +134,12 @@ def _tree(pid: int, children: dict[int, list[int]]) -> list[int]:
     for one in found:
         found += children.get(one, ())
     return found
+
+
+def _is_java(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return (Path("/proc") / str(pid) / "comm").read_text().strip() == "java"
+    return False
 
 
 def _usage(pid: int) -> tuple[int, int] | None:

@@ -62,6 +62,25 @@ def test_a_hub_may_take_memory_for_pages_of_its_log(memory_mib: int, flat: bool,
     assert not describe(grown)
 
 
+def test_java_may_fill_its_heap_but_not_open_ever_more_files(script: Any):
+    measured = script("soak_usage")
+    usage = measured.Usage()
+
+    def grown(name: str, files: int) -> bool:
+        usage.samples = {
+            name: [
+                measured.Sample(pid=1, at_s=at_s, memory_bytes=int(100 + at_s) * MIB, files=20 + number * files)
+                for number, at_s in enumerate(range(0, 600, 20))
+            ]
+        }
+        (growth,) = usage.growth()
+        return bool(growth.flat(share=1.1, spare_bytes=24 * MIB, spare_files=16))
+
+    assert grown(f"the center{measured.OF_JAVA}", files=0)
+    assert not grown(f"the center{measured.OF_JAVA}", files=5)
+    assert not grown("the center", files=0)
+
+
 def test_only_the_newest_process_of_a_command_is_compared_with_itself(script: Any):
     measured = script("soak_usage")
     usage = measured.Usage()
