@@ -307,7 +307,7 @@ def test_a_time_that_no_reader_of_text_takes_is_null_in_it(tmp_path: Path, file_
             .select(pl.concat_list(pl.struct(key=pl.lit("k"), value="at")).list.to_map())
             .to_series(),
         }
-        return pl.DataFrame({name: made[name] for name in kinds}).cast(dict(schema.polars))
+        return pl.DataFrame({name: made[name] for name in kinds}).cast(pl.Schema(schema.polars))
 
     sink = opened(tmp_path / "out", file_format, SinkStream(step="all", schema=schema))
     for _ in range(2):
