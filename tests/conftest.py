@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections import Counter
@@ -194,6 +195,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Grouped:
 
 
 # What they share.
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_put_back() -> Iterator[None]:
+    """Every command sets the loggers of this process up, in which the next test may look for log lines."""
+    loggers = [logging.getLogger(name) for name in ("fordstone", "uvicorn", "asyncio")]
+    before = [(list(one.handlers), one.propagate, one.level) for one in loggers]
+    yield
+    for one, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        one.handlers[:], one.propagate = handlers, propagate
+        one.setLevel(level)
 
 
 @pytest.fixture(scope="session")

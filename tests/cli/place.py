@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -76,8 +75,6 @@ def event_with(process: subprocess.Popen[str], name: str, least: int) -> dict[st
 def commands(place: Path, **environment: str) -> Iterator[Invoke]:
     """Run command lines in this process; what they change in it is put back."""
     path = list(sys.path)
-    logger = logging.getLogger("fordstone")
-    handlers, propagate, level = list(logger.handlers), logger.propagate, logger.level
 
     def forget() -> None:
         # What a command loaded from the working directory would be taken for the file of the next.
@@ -94,8 +91,6 @@ def commands(place: Path, **environment: str) -> Iterator[Invoke]:
         yield run
     finally:
         forget()
-        logger.handlers[:], logger.propagate = handlers, propagate
-        logger.setLevel(level)
 
 
 def start(place: Path, *args: str, stdin: Any = None, **more: str) -> subprocess.Popen[str]:

@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,12 +11,8 @@ from fordstone.cli.logs import LogFormatter, add_log_fields, configure_logging, 
 
 
 @pytest.fixture
-def logger() -> Iterator[logging.Logger]:
-    ours = logging.getLogger("fordstone")
-    handlers, propagate, level = list(ours.handlers), ours.propagate, ours.level
-    yield logging.getLogger("fordstone.edge.test")
-    ours.handlers[:], ours.propagate = handlers, propagate
-    ours.setLevel(level)
+def logger() -> logging.Logger:
+    return logging.getLogger("fordstone.edge.test")
 
 
 def record(message: str, *, error: Exception | None = None, **fields: object) -> logging.LogRecord:

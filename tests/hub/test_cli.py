@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,9 @@ Invoke = Callable[..., Result]
 
 
 @pytest.fixture
-def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Invoke]:
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
     monkeypatch.chdir(tmp_path)
-    loggers = [logging.getLogger(name) for name in ("fordstone", "uvicorn", "asyncio")]
-    before = [(list(one.handlers), one.propagate, one.level) for one in loggers]
-    yield lambda *args: CliRunner().invoke(cli, ["hub", *args], prog_name="fordstone")
-    for one, (handlers, propagate, level) in zip(loggers, before, strict=True):
-        one.handlers[:], one.propagate = handlers, propagate
-        one.setLevel(level)
+    return lambda *args: CliRunner().invoke(cli, ["hub", *args], prog_name="fordstone")
 
 
 @pytest.mark.parametrize("command", [[], ["token"], ["token", "add"], ["token", "revoke"], ["token", "ls"]])

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,7 +64,7 @@ class Case:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimClock:
     made = SimClock(NOW_US)
-    monkeypatch.setattr(source_module, "SystemClock", lambda: SimpleNamespace(wall_us=made.wall_us))
+    monkeypatch.setattr(source_module, "wall_clock_us", made.wall_us)
     return made
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,8 +48,7 @@ def test_timers_by_the_clock_ring_in_batches_that_are_due_although_there_is_noth
     visited = rows.group_by("k").process(Reminders, schema={"k": "string", "n": "bigint", "clock": "timestamp"})
     visited.sink("out", memory(out))
     spark = MicroSpark(3)
-    clock = SimpleNamespace(wall_us=lambda: spark.now_us + shift_us)
-    monkeypatch.setattr(source_module, "SystemClock", lambda: clock)
+    monkeypatch.setattr(source_module, "wall_clock_us", lambda: spark.now_us + shift_us)
     query = spark.start(pipeline.plan(), pipeline.functions, state=tmp_path / "state", shards=2)
     query.run()
     assert out.rows().height == 0
