@@ -217,9 +217,12 @@ def test_one_run_that_an_epoch_names_often_may_become_no_more_than_an_epoch_may(
     reader, rejected = Mock(), []
     reader.retry = lambda call: call()
     reader.blob = lambda *_: bytes(data)
-    reader.quarantined = lambda error, *_: (
-        rejected.append((error.node, error.epoch)) or NodeQuarantinedError(str(error))
-    )
+
+    def quarantined(error, *_):
+        rejected.append((error.node, error.epoch))
+        return NodeQuarantinedError(str(error))
+
+    reader.quarantined = quarantined
     setting = Mock(pipeline="p", stream="s", metadata=False, consumer=None, reader=lambda: reader)
     hub = HubStreamReader(setting, t.StructType([t.StructField("x", t.LongType())]))
 
