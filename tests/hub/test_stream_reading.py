@@ -290,6 +290,36 @@ def test_a_node_in_quarantine_is_read_up_to_the_epoch_before_unless_more_was_pla
 
 
 @pytest.mark.parametrize("listed", [True, False])
+def test_what_a_node_in_quarantine_loses_stops_no_reader_until_it_would_read_it(log: Log, listed: bool) -> None:
+    log.commit("n", *(entry(epoch) for epoch in range(1, 7)))
+    at = log.position("n", 3)
+    quarantined(log, 4)
+    log.passed("n", 5)  # as --keep-unread does
+    assert log.one(3, at, listed=listed) == NodeEpochs()
+    assert log.one(3, at, listed=listed, until=3) == NodeEpochs()
+    log.log.write(lambda tx: quarantine.release(tx, "p", "n")).result(10)
+    assert code(log.one(3, at, listed=listed)) == "gone"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_node_may_be_set_aside_where_epochs_were_lost_with_a_restored_log(log: Log, listed: bool) -> None:
+    entries = [entry(epoch, f"{epoch}") for epoch in range(1, 6)]
+    log.commit("n", *entries[:2])
+    at = log.position("n", 2)
+    chains = [at.chain]
+    for one in entries[2:]:
+        chains.append(chained(chains[-1], one.digest()))
+    former = restored(log)
+    log.lease("n", head=5, chain=chains[-1], log_id=former)
+    log.commit("n", entries[4], after=chains[2])
+    assert code(log.one(2, at, listed=listed)) == "lost"
+    quarantined(log, 3)
+    assert log.one(2, at, listed=listed) == NodeEpochs()
+    skipped(log, 4)
+    assert log.one(2, at, listed=listed).first == 5
+
+
+@pytest.mark.parametrize("listed", [True, False])
 def test_skipped_epochs_are_passed_over_and_counted(log: Log, listed: bool) -> None:
     log.commit("n", *(entry(epoch) for epoch in range(1, 8)))
     quarantined(log, 4)

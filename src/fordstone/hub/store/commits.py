@@ -330,7 +330,7 @@ def _node_epochs(
         until = end if where.until is None else min(end, where.until)
         after = max(after, min(where.after, until))
         gap = next((gap for gap in lost if gap[1] > after), None)
-        stopped = _stopped(wanted, after, facts, removed, gap, waived=waived)
+        stopped = _stopped(wanted, after, until, facts, removed, gap, waived=waived)
         if stopped is None and segments is None and log.is_stream_forgotten(pipeline, stream):
             return _none_until(wanted, log.chain_facts(pipeline, node, wanted.until or 0))
         if stopped is not None or segments is None:
@@ -454,12 +454,19 @@ def _passed_over(log: LogReader, segments: NodeSegments, after: int, passed: int
 
 
 def _stopped(
-    wanted: EpochRange, after: int, facts: ChainFacts, removed: int, gap: tuple[int, int] | None, *, waived: bool
+    wanted: EpochRange,
+    after: int,
+    until: int,
+    facts: ChainFacts,
+    removed: int,
+    gap: tuple[int, int] | None,
+    *,
+    waived: bool,
 ) -> NodeStop | None:
     """Decide whether a reader may not go on with a node.
 
-    `after`: its position, after the epochs that are skipped from there. `gap`: the next epochs that were lost with a restored log.
-    `waived`: the position is not compared with the log, because a skip says that the reader goes on after it.
+    `after`: its position, after the epochs that are skipped from there. `until`: the last epoch that it may read now. `gap`: the next
+    epochs that were lost with a restored log. `waived`: the position is not compared with the log, because a skip says that the reader goes on after it.
     """
     if waived:
         wanted = replace(wanted, seen=NodePosition())
@@ -469,6 +476,8 @@ def _stopped(
         return NodeStop(code="beyond", reason=misfit, seen=wanted.seen.epoch)
     if judgement is PositionJudgement.DIFFERS:
         return NodeStop(code="differs", reason=misfit, seen=wanted.seen.epoch)
+    if after >= until:
+        return None  # what was removed or lost after it is not read now: the node is in quarantine, or a planned read has ended
     if gap is not None and after + 1 >= gap[0]:
         return NodeStop(
             code="lost",
