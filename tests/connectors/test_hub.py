@@ -448,10 +448,10 @@ def test_however_far_a_reader_lags_it_holds_a_bounded_number_of_epochs(monkeypat
     held = []
     while any(count < 50 for count in found.values()):
         for node, one in zip(found, readers, strict=True):
-            found[node] += chunk_of(one.read(1)).frame.height
+            found[node] += chunk_of(one.read(100)).frame.height
             held.append(source._buffer.count)
     assert found == {"a": 50, "b": 50, "c": 50}
-    assert max(held) <= 12
+    assert 0 < max(held) <= 12
 
 
 def test_epochs_that_are_held_for_other_nodes_stay_bounded_too(monkeypatch: pytest.MonkeyPatch):

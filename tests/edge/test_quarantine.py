@@ -67,6 +67,38 @@ def test_rows_before_a_bad_epoch_in_one_read_are_taken(tmp_path: Path) -> None:
     assert out.ids("rows") == list(range(1, 13))
 
 
+def test_a_node_whose_time_stands_still_is_put_aside_by_hand(tmp_path: Path) -> None:
+    out, ticks, did = Outputs(), 0, list[str]()
+    with fleet(tmp_path) as nodes:
+        bad = Node(nodes.clients["bad"], "bad")
+        bad.commit(epoch(3, ("y", 2.0, 11)))
+        nodes.good(epoch(25, ("x", 1.0, 1)))
+
+        def steer(progress: Progress) -> None:
+            nonlocal ticks
+            ticks += 1
+            assert ticks < TICKS_MAX, f"it took too long after {did}"
+            if not did and out.ids("rows") == [1, 11]:
+                bad.commit(epoch(3, ("y", 2.5, 12)))
+                did.append("sent")
+            if did == ["sent"] and 12 in out.ids("rows"):
+                assert out.found() == {}, "it is in contact, so it is waited for"
+                assert progress.held_back is not None
+                assert progress.held_back.partition == "bad"
+                nodes.operator("hub", "quarantine", "bad")
+                did.append("put aside")
+            if out.found() and not progress.stopping:
+                signal.raise_signal(signal.SIGTERM)
+
+        run(
+            center_plan(out, place=nodes.center.at()),
+            {},
+            RunConfig(state=tmp_path / "state", node="center", interval="20ms"),
+            on_progress=steer,
+        )
+    assert out.found() == {("x", 0): [1], ("y", 0): [11, 12]}
+
+
 @pytest.mark.parametrize("options", [{"bounded": True}, {"available_now": True}], ids=["bounded", "available now"])
 def test_a_run_over_what_is_there_fails_once_and_then_says_which_node_it_did_not_read(
     tmp_path: Path, options: dict[str, Any]

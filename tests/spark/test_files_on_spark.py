@@ -127,7 +127,7 @@ def test_output_that_is_too_large_for_the_driver_is_an_error_that_names_the_sink
         done.stdout + done.stderr
     )
     assert "at most 1024.0 KiB may (spark.driver.maxResultSize)" in done.stdout
-    assert "through the driver: printed. Nothing was released." in done.stdout
+    assert "Through the driver go the rows of: printed, dead letters of src. Nothing was released." in done.stdout
     assert "--rows-max" in done.stdout
     assert not list((tmp_path / "kept").glob("epoch-*"))
 

@@ -27,6 +27,7 @@ from fordstone.connectors.registry import open_parts, open_sink
 from fordstone.epochs.manifest import Cut
 from fordstone.errors import DamagedError, PlanMismatchError, SinkError
 from fordstone.operators.base import OP, ROW_ID
+from fordstone.operators.dead_letter import DEAD_LETTERS
 from fordstone.plan import plan as p
 from fordstone.plan.stream_type import StreamType
 from fordstone.protocol.claim import SinkWriter
@@ -354,12 +355,11 @@ class Committer:
         )
 
     def _too_large(self, epoch: int, found: re.Match[str]) -> SinkError:
-        written = zip(self._specs, self._written(), strict=True)
-        gathered = [spec.stream.step for spec, now in written if spec.parted and not now.parted]
-        names = ", ".join(gathered) or "none"
+        gathered = [spec.stream.step for spec in self._written() if not spec.parted]
+        names = ", ".join(re.sub(f"^{re.escape(DEAD_LETTERS)}", "dead letters of ", name) for name in gathered)
         return SinkError(
             f"epoch {epoch}: the output that goes through the driver has {found[1]} or more, and at most {found[2]} may "
-            f"({RESULTS_SETTING}). Sinks whose rows go through the driver: {names}. Nothing was released. Give the driver more memory "
+            f"({RESULTS_SETTING}). Through the driver go the rows of: {names}. Nothing was released. Give the driver more memory "
             f"and set {RESULTS_SETTING} (--conf) to a larger value. Of batches that have not started yet, --rows-max (rows_max=) makes "
             "smaller ones. Or write to files in a directory (format='parquet'), which tasks write: of upserts they are a changelog."
         )
