@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,53 @@ def test_a_short_soak_loses_and_doubles_nothing(tmp_path: Path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 lost, 0 doubled, 0 late" in done.stdout
+
+
+SHORT_OVERLOAD = """
+import sys
+import soak
+
+soak.OUTBOX_MAX, soak.LEVEL_SECONDS = sys.argv.pop(1), 10.0
+make_fleet = soak.make_fleet
+
+
+def make_fleet_that_logs_often(*arguments, **options):
+    fleet = make_fleet(*arguments, **options)
+    for gateway in fleet.gateways:
+        _, *words = gateway.command._arguments
+        gateway.command._arguments = ("run", *words, "--part", "edge", "--logs", "json", "--progress-every", "1s")
+    return fleet
+
+
+soak.make_fleet = make_fleet_that_logs_often
+sys.exit(soak.main())
+"""
+"""The soak with outboxes of the given size, small enough to be full after seconds. The gateways run without their agent, which logs once
+per minute whether the outbox is full."""
+
+
+@pytest.mark.slow
+def test_a_short_overload_fills_every_outbox_and_loses_and_doubles_nothing(tmp_path: Path):
+    options = "--overload --minutes 0.4 --center local --devices 10 --rate 100 --seed 7"
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT_OVERLOAD, "100kB", *options.split(), "--out", str(tmp_path / "soak")],
+        cwd=SCRIPTS,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 lost, 0 doubled, 0 late" in done.stdout
+    assert "outboxes: 3 of 3 were full." in done.stdout
+    recovery = re.search(
+        r"full\. ([\d,]+) rows waited; level again after \d+ s, ([\d,]+) rows/s$", done.stdout, re.MULTILINE
+    )
+    assert recovery is not None, done.stdout
+    waited, per_second = (int(number.replace(",", "")) for number in recovery.groups())
+    assert waited > 10_000
+    assert per_second > 0
+    assert "All of it is right." in done.stdout
 
 
 def test_children_in_sessions_of_their_own_belong_to_the_family(script: Any):

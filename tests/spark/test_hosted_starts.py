@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -197,6 +198,35 @@ def test_two_processes_do_not_run_one_query(tmp_path: Path) -> None:
     with pytest.raises(StoreLockedError):
         run_plan(plan(tmp_path), {}, config, spark=MicroSpark())  # type: ignore[arg-type]  # it does not come to that
     held.close()
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_only_its_user_can_read_the_state_of_a_query_before_spark_writes_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, scheme: str
+) -> None:
+    add(tmp_path / "in/a.jsonl", range(3))
+    spark, state = MicroSpark(), tmp_path / "above" / "state"
+    modes: dict[str, str] = {}
+
+    def once(*_: Any) -> Any:
+        modes.update({path.name: oct(path.stat().st_mode & 0o777) for path in (state, state / "p")})
+        spark.run_batch(plan(tmp_path), state=state)
+
+    monkeypatch.setattr(sys.modules["fordstone.spark.run"], "_run_once", once)
+    before = os.umask(0o022)
+    try:
+        if there:
+            (state / "p" / "_spark" / "state").mkdir(parents=True)
+        config = SparkConfig(state=f"{scheme}{state}", bounded=True)
+        run_plan(plan(tmp_path), {}, config, spark=spark)  # type: ignore[arg-type]  # as far as it is used
+    finally:
+        os.umask(before)
+    assert modes == {"state": "0o755", "p": "0o700"}, "that of the pipeline is ours, and the one above it the user's"
+    ours = [path for path in (state / "p" / "_spark" / "fordstone").rglob("*") if path.is_file()]
+    assert {oct(path.stat().st_mode & 0o777) for path in ours} == {"0o600"}
+    output = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert {oct(path.stat().st_mode & 0o777) for path in output} == {"0o644"}, "output is shared"
 
 
 def test_fresh_sets_the_checkpoint_and_the_outputs_aside_before_the_query_begins(

@@ -175,7 +175,7 @@ def run_plan(
 
 @contextmanager
 def _locked(checkpoint: str) -> Iterator[DriverMark | None]:
-    """Keep other processes of this machine off a checkpoint location.
+    """Keep other processes of this machine off a checkpoint location, and other users out of the directory of its pipeline.
 
     A location that is a URL cannot be locked. There this process takes the query over, and yields its mark.
     """
@@ -184,7 +184,10 @@ def _locked(checkpoint: str) -> Iterator[DriverMark | None]:
         QueryFiles(checkpoint).take_over(driver)
         yield driver
         return
-    disk = OsDisk(Path(checkpoint) / "fordstone")
+    # What Spark creates has the modes that the umask gives, so other users are stopped at the directory above it. That holds for any
+    # master: our own files are private (`open_remote`), so `check_location` rejects executors that run as another user.
+    OsDisk(Path(checkpoint).parent, private=True).close()
+    disk = OsDisk(Path(checkpoint) / "fordstone", private=True)
     disk.lock()
     with closing(disk):
         yield None
