@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import logging
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fordstone.edge.link.scrub import RunScrub
 from fordstone.epochs.copies import Uploader, fetch_run
-from fordstone.epochs.run_file import SCRUB_PASS_US
+from fordstone.epochs.run_file import SCRUB_PASS_US, digest_of
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import DamagedError, HubAwayError
 from fordstone.state.base import RunRef
+from fordstone.storage.disk import PIECE_BYTES, OsDisk
 from fordstone.storage.remote import DiskRemote
 from fordstone.testing.memory_disk import MemoryDisk
 
@@ -146,3 +149,18 @@ def test_damage_that_a_later_write_repaired_is_no_longer_reported(world: World) 
     world.store.put_run(run, data)
     world.one_pass()
     assert world.scrub.damaged == 0
+
+
+def test_a_large_run_is_checked_in_little_memory(tmp_path: Path) -> None:
+    """A merged run has all of a state, which may be half of what the machine has."""
+    store = CheckpointStore(OsDisk(tmp_path), pipeline="p", node="n", keep=3)
+    data = bytes(16 * PIECE_BYTES)
+    whole = RunRef(digest_of(data), len(data), 1)
+    store.put_run(whole, data)
+    tracemalloc.start()
+    try:
+        assert store.run_fault(whole, deep=True) is None
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 4 * PIECE_BYTES

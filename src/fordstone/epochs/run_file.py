@@ -83,12 +83,19 @@ def decode_run(data: bytes, ref: RunRef) -> pl.DataFrame:
 
 def run_problem(data: bytes | memoryview, ref: RunRef) -> str | None:
     """What is wrong with the bytes of a run, if anything, as what comes after "it". Parses nothing."""
-    size_bytes = len(data)
+    return pieces_problem((data,), ref)
+
+
+def pieces_problem(pieces: Iterable[bytes | memoryview], ref: RunRef) -> str | None:
+    """The same of a run that comes piece by piece. Holds one piece at a time: a run may have a whole state."""
+    size_bytes, digest = 0, hashlib.sha256()
+    for piece in pieces:
+        size_bytes += len(piece)
+        digest.update(piece)
     if size_bytes != ref.size_bytes:
         return f"has {size_bytes} bytes, the manifest says {ref.size_bytes}"
-    digest = digest_of(data)
-    if digest != ref.digest:
-        return f"has other bytes, of digest {short(digest)}"
+    if digest.hexdigest() != ref.digest:
+        return f"has other bytes, of digest {short(digest.hexdigest())}"
     return None
 
 
@@ -160,7 +167,7 @@ class RunStore:
         """What is wrong with a run: missing, or of another size; with `deep` also other bytes."""
         try:
             if deep:
-                problem = run_problem(self._disk.read(self.path(ref.digest)), ref)
+                problem = pieces_problem(self._disk.read_pieces(self.path(ref.digest)), ref)
                 return f"run {short(ref.digest)} {problem}" if problem else None
             size_bytes = self._disk.size(self.path(ref.digest))
         except FileNotFoundError:
