@@ -141,6 +141,20 @@ def test_a_buffer_forgets_what_was_read():
     assert buffer.count == 1
 
 
+def test_an_epoch_of_several_runs_counts_as_many():
+    run = RunRef(digest="0" * 64, size_bytes=1, rows=1)
+    large, small = (
+        msgspec.structs.replace(entry("a", epoch), runs=(run,) * runs) for epoch, runs in [(1, 5000), (2, 1)]
+    )
+    buffer = EpochBuffer()
+    buffer.put("a", 0, [large, small])
+    assert buffer.count == 5001
+    buffer.forget({"a": 1})
+    assert buffer.count == 1
+    buffer.put("a", 2, [])
+    assert buffer.count == 0
+
+
 def test_epochs_of_a_read_have_about_as_many_rows_as_asked_for_and_one_is_always_among_them():
     run = RunRef(digest="0" * 64, size_bytes=1, rows=4)
     epochs = [msgspec.structs.replace(one, runs=(run,)) for one in listed("a", 1, 2, 3)]

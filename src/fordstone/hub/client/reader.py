@@ -193,7 +193,7 @@ class EpochBuffer:
         self._mutex = threading.Lock()
         self._held: dict[str, tuple[int, list[StreamEpoch]]] = {}
         self.count = 0
-        """Number of all epochs in it."""
+        """Number of all epochs in it. One with several runs counts as that many: each takes as much memory."""
 
     def put(self, node: str, after: int, epochs: Sequence[StreamEpoch]) -> None:
         """Hold the epochs of a node after a position, in place of those that were held."""
@@ -201,7 +201,7 @@ class EpochBuffer:
             self._drop(node)
             if epochs:
                 self._held[node] = (after, list(epochs))
-                self.count += len(epochs)
+                self.count += _count(epochs)
 
     def has(self, node: str, position: int, until: int | None = None) -> bool:
         """Whether the next epoch after a position is here, and not after `until`."""
@@ -239,11 +239,15 @@ class EpochBuffer:
                     self._drop(node)
                 elif passed:
                     self._held[node] = (max(after, position), epochs[passed:])
-                    self.count -= passed
+                    self.count -= _count(epochs[:passed])
 
     def _drop(self, node: str) -> None:
         _, epochs = self._held.pop(node, (0, []))
-        self.count -= len(epochs)
+        self.count -= _count(epochs)
+
+
+def _count(epochs: Sequence[StreamEpoch]) -> int:
+    return sum(max(1, len(entry.runs)) for entry in epochs)
 
 
 def first_epochs(
