@@ -231,6 +231,36 @@ def test_a_backup_that_is_restored_twice_is_noticed_twice_and_nodes_go_on(site: 
     assert generations[0] < generations[1]
 
 
+def test_a_hub_that_is_set_back_once_more_and_not_marked_is_noticed(site: Site) -> None:
+    """The node knows the log by its newer id. To offer its epochs again would be of no use: the hub does not wait for them."""
+    site.mark_restored()
+    with site.hub() as hub:
+        site.send(hub, "a")
+        assert site.read_all(hub, "center") == list(range(site.fed))
+    site.set_back()
+    with site.hub() as hub:
+        head = info(hub).head
+        with pytest.raises(HubError, match=rf"(?s)only up to epoch {head}, .* run `fordstone hub restore"):
+            site.send(hub, "a")
+    site.mark_restored()
+    with site.hub() as hub:
+        site.send(hub, "a")
+        assert site.read_all(hub, "center") == list(range(site.fed))
+
+
+def test_a_machine_that_comes_back_after_the_restore_does_not_fence_its_successor(site: Site) -> None:
+    """The successor has gone on from the restored log, and is not yet as far as the former machine was."""
+    site.mark_restored()
+    with site.hub() as hub:
+        site.send(hub, "b", take_over=True)
+        there = info(hub)
+        with pytest.raises(FencedError, match="empty state directory and --take-over"):
+            site.come_back(hub, "a", take_over=True)
+        assert (info(hub).generation, info(hub).head) == (there.generation, there.head)
+        site.send(hub, "b")
+        assert sorted(ids_at(hub)) == list(range(site.fed))
+
+
 def test_a_machine_that_was_taken_over_from_before_the_restore_cannot_leave_out_epochs_of_its_successor(
     site: Site,
 ) -> None:

@@ -109,6 +109,14 @@ TABLE: dict[str, tuple[LeaseFacts, LeaseDecision]] = {
         facts(RESTORED, holder="b", granted=3, claimed=Position(30, "c30"), restored=True, take_over=True),
         Superseded(by=Fence(1003, 7)),
     ),
+    "restored: another holder has gone on, and the former one has more": (
+        facts(HELD, holder="b", granted=2, claimed=Position(30, "c30"), restored=True, take_over=True),
+        Superseded(by=Fence(3, 7)),
+    ),
+    "restored: another holder has not gone on yet, and the former one has more": (
+        facts(HELD, holder="b", granted=2, claimed=Position(30, "c30"), restored=True, resync=True, take_over=True),
+        Granted(fence=Fence(4, 8)),
+    ),
     "restored: another holder takes over": (facts(RESTORED, holder="b", take_over=True), Granted(fence=Fence(1004, 8))),
 }
 

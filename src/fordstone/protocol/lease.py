@@ -59,7 +59,7 @@ class NotHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Superseded:
-    """Another holder has committed since this one had the lease, and the hub was restored after that: this one's epochs do not follow."""
+    """Another holder has committed since this one had the lease, before or after the hub was restored: this one's epochs do not follow."""
 
     by: Fence
 
@@ -101,6 +101,8 @@ class LeaseFacts:
     """The hub generation that the requesting directory was granted last; 0: none."""
     restored: bool = False
     """The epochs of this node were acknowledged by the hub's log before that was restored from a backup."""
+    resync: bool = False
+    """The hub was restored, and nothing was committed since: it takes epochs that do not follow its head."""
     take_over: bool = False
     first: int = 1
     """The hub generation of a node that never had one. In a restored log it is larger than those that were given since the backup."""
@@ -111,12 +113,15 @@ class LeaseFacts:
 
     @property
     def is_superseded(self) -> bool:
-        """Whether a restored log has a lease that is not older than the last one of another holder, which has later epochs.
+        """Whether the later epochs of another holder do not follow those of a restored log.
 
-        The number of take-overs tells it: restores add only multiples of `NUMBERS_SKIPPED`.
+        Either somebody has gone on from the log's head since the restore, or the log has a lease that is not older than the last one of
+        the request's holder. The number of take-overs shows the latter: restores add only multiples of `NUMBERS_SKIPPED`.
         """
-        if self.holding is None or self.holding.start is not None or self.claimed.epoch <= self.head.epoch:
+        if self.holding is None or self.claimed.epoch <= self.head.epoch:
             return False
+        if self.holding.start is not None:
+            return not self.resync
         return self.granted % NUMBERS_SKIPPED <= self.holding.fence.hub % NUMBERS_SKIPPED
 
 

@@ -347,14 +347,16 @@ class Sender:
     def _compare(self, head: Head) -> Reconciliation:
         """Compare the epochs here with what the hub has according to `head`."""
         known = self._outbox.chain_at(head.epoch) if head.epoch <= self._outbox.newest else None
-        restored = is_former(self._outbox.log_id, head.log_id) or (self._take_over and head.resync)
+        # Generations grow with every restore that was marked: an older one is that of a log that was set back and not marked.
+        set_back = head.generation is not None and head.generation.hub < self._last_granted
+        restored = is_former(self._outbox.log_id, head.log_id) and not set_back
         return reconcile(
             SyncState(
                 head=head.epoch,
                 sent=self._outbox.sent,
                 newest=self._outbox.newest,
                 same=None if known is None else known == head.chain,
-                restored=restored,
+                restored=restored or (self._take_over and head.resync),
                 unsent_before=self._outbox.unsent_before,
             )
         )

@@ -103,6 +103,7 @@ def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> L
         claimed=Position(request.head, request.chain),
         granted=request.granted,
         restored=is_former(request.log_id, tx.log.log_id()),
+        resync=known is not None and known.resync,
         take_over=request.take_over,
         first=tx.log.first_generation(),
     )
@@ -141,7 +142,7 @@ def lease(tx: Transaction, pipeline: str, node: str, request: LeaseRequest) -> L
         case Superseded(by=by):
             raise Rejection(
                 "stale_generation",
-                f"pipeline {pipeline} on node {node} was taken over from this state directory before the hub was restored, and the new "
+                f"pipeline {pipeline} on node {node} was taken over from this state directory, the hub was restored from a backup, and the new "
                 f"owner's epochs, up to {facts.head.epoch}, are at the hub. The later epochs of this directory do not follow them.\n"
                 "Keep this directory if you need its rows. To use this machine, start it with another node name and an empty state directory.",
                 generation=_generation(by),
