@@ -220,6 +220,10 @@ AGES: dict[str, tuple[list[Callable[[Place], Place | None]], list[int]]] = {
         [lambda place: setattr(place, "set_us", YEARS_US), lambda place: waiting(place, 23 * HOUR_US)],
         [4],
     ),
+    "and a day after all that came before": (
+        [lambda place: setattr(place, "set_us", YEARS_US), lambda place: waiting(place, 25 * HOUR_US)],
+        [],
+    ),
     "its clock is set back": (
         [lambda place: setattr(place, "set_us", -YEARS_US), lambda place: waiting(place, 23 * HOUR_US)],
         [4],
