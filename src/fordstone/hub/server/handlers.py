@@ -91,6 +91,9 @@ SEGMENTS_PER_COMMIT_MAX: Final = 20_000
 """Each costs the one writing thread some rows, even if it has no run."""
 OBJECTS_PER_COMMIT_MAX: Final = 3 + 3 * EPOCHS_PER_COMMIT_MAX + SEGMENTS_PER_COMMIT_MAX + RUNS_PER_COMMIT_MAX
 """Maximum number of JSON objects in a commit within these bounds. Decoded, an empty one takes ten times its bytes."""
+MEMBERS_PER_COMMIT_MAX: Final = 300_000
+"""Maximum number of names with a value in a commit. The largest single epoch has half of them. Decoding takes about a microsecond per name, and
+nothing else runs meanwhile."""
 _DIGITS_MAX: Final = 19
 _RANGE: Final = re.compile(r"([1-9][0-9]{0,17})-([1-9][0-9]{0,17})")
 BLOB_TYPE: Final = "application/octet-stream"
@@ -179,7 +182,7 @@ class Handlers:
         first, last = range_in(epochs)
         self.quota.check_epochs()
         body = await request.body()
-        check_objects(body)
+        check_parts(body)
 
         def prepared() -> tuple[Commit, list[str]]:
             commit = decoded(body, Commit)
@@ -722,13 +725,20 @@ def wait_in_query(request: Request) -> float:
     return min(seconds, WAIT_SECONDS_MAX)
 
 
-def check_objects(body: bytes) -> None:
-    """Reject a commit that has too many parts before it is decoded. No text in a commit may have a brace."""
+def check_parts(body: bytes) -> None:
+    """Reject a commit that has too many parts before it is decoded. No text in a commit may have a brace or a colon."""
     count = body.count(b"{")
     if count > OBJECTS_PER_COMMIT_MAX:
         raise Rejection(
             "bad_request",
             f"a commit has at most {OBJECTS_PER_COMMIT_MAX} JSON objects, this one {count}: commit fewer epochs.",
+        )
+    count = body.count(b":")
+    if count > MEMBERS_PER_COMMIT_MAX:
+        # Nodes answer this by sending fewer epochs at a time.
+        raise Rejection(
+            "too_large",
+            f"a commit has at most {MEMBERS_PER_COMMIT_MAX} JSON names, this one {count}: commit fewer epochs.",
         )
 
 
