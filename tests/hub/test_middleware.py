@@ -24,6 +24,7 @@ from fordstone.hub.server.routes import Routes
 
 DIGEST = "ab" * 32
 BLOB = f"/v1/blobs/{DIGEST}"
+SECONDS_MAX = 20.0
 LIMITS = Limits(blob_bytes_max=1000, body_bytes_max=100, chunk_seconds_max=5.0)
 Pieces = list[bytes | float]
 
@@ -533,12 +534,12 @@ def test_bodies_in_memory_are_bounded_in_all_and_per_node(tmp_path):
         held = [put(greedy), put(greedy)]
         for _ in held:
             await inside.acquire()
-        no = await put(greedy)
+        no = await asyncio.wait_for(put(greedy), SECONDS_MAX)
         assert (no.status, no.refusal.error, no.headers[b"retry-after"]) == (503, "too_many_requests", b"1")
         held.append(put(other))
         await inside.acquire()
         assert front.value("body_memory_bytes") == 3_000
-        assert (await put(other)).status == 503, "there is no more for anybody"
+        assert (await asyncio.wait_for(put(other), SECONDS_MAX)).status == 503, "there is no more for anybody"
         release.set()
         assert {(await one).status for one in held} == {200}
         assert front.value("body_memory_bytes") == 0

@@ -211,6 +211,15 @@ def test_bytes_that_are_no_arrow_are_refused():
         decode_rows(b"sixteen bytes ..", ref, pa.schema([("x", pa.int64())]), where="epoch 1 of node a", constants={})
 
 
+def test_forged_text_is_rejected_before_it_reaches_arrow():
+    _, whole = encode_run(pl.DataFrame({"x": ["a text longer than a view holds"]}), "none")
+    data = bytes(whole).replace(b"text longer", b"\xff" * 11)
+    assert data != bytes(whole)
+    ref = RunRef(digest="0" * 64, size_bytes=len(data), rows=1)
+    with pytest.raises(RejectedRunError, match=r"epoch 1 of node a: run 0+… is rejected: it cannot be decoded"):
+        decode_rows(data, ref, pa.schema([("x", pa.string())]), where="epoch 1 of node a", constants={})
+
+
 def test_one_run_that_an_epoch_names_often_may_become_no_more_than_an_epoch_may(monkeypatch):
     monkeypatch.setattr(untrusted, "EPOCH_BYTES_FREE", 1)
     ref, data = encode_run(pl.DataFrame({"x": pl.repeat(0, 1_000, eager=True)}), "zstd")
