@@ -75,10 +75,11 @@ def test_a_folder_that_cannot_be_written_is_a_plain_error(invoke: Invoke, empty:
 
 
 @pytest.mark.slow
-def test_live_boxes_send_with_the_current_time_until_ctrl_c(empty: Path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_live_boxes_send_with_the_current_time_until_they_are_stopped(empty: Path, number: signal.Signals):
     process = start(empty, "example", "boxes", "--devices", "2", "--live")
     until(lambda: any(file.read_text().count("\n") >= 2 for file in empty.glob("in/*.jsonl")), "the first rows")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     code, out, err = finish(process)
     (file,) = empty.glob("in/*.jsonl")
     assert (code, err) == (0, "")

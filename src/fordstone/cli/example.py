@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count, islice
 from pathlib import Path
@@ -112,8 +111,7 @@ def boxes(*, devices: int, seconds: int, after: int, live: bool, prefix: str, se
     and is 12 degrees warmer then.
     """
     if live:
-        with suppress(KeyboardInterrupt):
-            _write_live(into / f"{prefix}{datetime.now(UTC):%H%M%S}.jsonl", devices, seed, prefix)
+        _write_live(into / f"{prefix}{datetime.now(UTC):%H%M%S}.jsonl", devices, seed, prefix)
         return
     file = into / f"{prefix}0.jsonl"
     with _opened(file, "a" if after else "w") as out:
@@ -163,13 +161,16 @@ def _write_files(into: Path, rows: int, parts: Iterable[Iterator[Row]]) -> None:
 
 
 def _write_live(file: Path, devices: int, seed: int, prefix: str) -> None:
-    """Write one reading per box and second, forever."""
+    """Write one reading per box and second, until the process is asked to stop."""
+    from fordstone.runtime.signals import Signals
+
     click.echo(f"writing {devices} rows per second to {file}, until Ctrl-C")
-    with _opened(file, "w") as out:
+    with Signals() as stop, _opened(file, "w") as out:
         for second in count():
             out.writelines(map(_line, boxes_at(second, datetime.now(UTC), devices, seed, prefix)))
             out.flush()
-            time.sleep(1)
+            if stop.wait(1):
+                return
 
 
 @contextmanager
