@@ -108,7 +108,7 @@ def test_a_short_soak_loses_and_doubles_nothing(tmp_path: Path):
             sys.executable,
             str(SCRIPTS / "soak.py"),
             "--minutes",
-            "1",
+            "0.5",
             "--center",
             "local",
             "--devices",
