@@ -210,12 +210,19 @@ class Ledger:
             frames = [decode_run(hub.get_blob(run.digest), run) for run in runs]
             self.rows[place] = frozenset(row for frame in frames for row in frame.get_column("id"))
 
-    def check_lease(self, node: str, request: LeaseRequest) -> None:
-        """The right to commit was given: to who has the newest epoch, or takes over on purpose, or had it already."""
+    def check_lease(self, node: str, request: LeaseRequest, *, resync: bool) -> None:
+        """The right to commit was given: to who has the newest epoch, or takes over on purpose, or had it already.
+
+        A state with later epochs than the hub's gets it if the hub takes those epochs (`resync`).
+        """
         head = self.head(node)
         if request.start != self.leases.get(node) and not request.take_over and request.head < head:
             raise SimulationError(
                 f"the lease of {node} went to a state that has epoch {request.head}, and the head is {head}"
+            )
+        if request.start != self.leases.get(node) and request.head > head and not resync:
+            raise SimulationError(
+                f"the lease of {node} went to a state that goes on after epoch {request.head}, and the hub after {head}"
             )
         self.leases[node] = request.start
 

@@ -340,6 +340,17 @@ def restored_hub_reports_no_gap() -> Iterator[None]:
 
 
 @contextmanager
+def replaced_machine_comes_back_after_a_restore() -> Iterator[None]:
+    """A machine with later epochs than a restored hub gets the lease although another one has gone on since."""
+
+    def forgetful(facts: LeaseFacts) -> LeaseDecision:
+        return decide_lease(replace(facts, resync=True))
+
+    with patch.object(commits, "decide_lease", forgetful):
+        yield
+
+
+@contextmanager
 def node_offers_nothing_again() -> Iterator[None]:
     """A node gives up all that a restored hub lacks, although it has some of it."""
     with patch.object(Outbox, "offer_again", lambda self, _: self.sent + 1):
@@ -371,6 +382,7 @@ FLEET_MUTANTS: Final[dict[str, Callable[[], AbstractContextManager[None]]]] = {
         index_pages_lose_their_last_epoch,
         ended_node_does_not_look_at_the_hub,
         restored_hub_reports_no_gap,
+        replaced_machine_comes_back_after_a_restore,
         node_offers_nothing_again,
         operators_go_by_the_machines_clock,
     )

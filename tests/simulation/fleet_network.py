@@ -147,7 +147,8 @@ class Wire(HubClient):
 
         def carried_out() -> Lease:
             lease = self._hub.lease(pipeline, node, request)
-            self._network.ledger.check_lease(node, request)
+            resync = self._hub.head(pipeline, node).resync
+            self._network.ledger.check_lease(node, request, resync=resync)
             return lease
 
         return self._through(carried_out, changes=True)
