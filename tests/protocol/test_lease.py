@@ -28,6 +28,7 @@ RESTORED = Holding(holder="a", fence=Fence(1003, 7), start=None)
 def facts(holding: Holding | None = HELD, **changes: Any) -> LeaseFacts:
     """A later start of the holder, which has the head."""
     given_: dict[str, Any] = {"holder": "a", "local": 8, "start": "s8", "head": HEAD, "claimed": HEAD}
+    given_["resync"] = holding is not None and holding.start is None  # until somebody commits
     return LeaseFacts(holding=holding, **given_ | changes)
 
 
@@ -81,6 +82,18 @@ TABLE: dict[str, tuple[LeaseFacts, LeaseDecision]] = {
     "restored: the holder has less": (facts(RESTORED, restored=True, **OLD), NotHead(head=22)),
     "restored: other content": (facts(RESTORED, restored=True, **OTHER), NotHead(head=22)),
     "restored: more, but from another log": (facts(RESTORED, claimed=Position(30, "c30")), NotHead(head=22)),
+    "restored: a copy of the directory has gone on, and this one has more": (
+        facts(HELD, claimed=Position(30, "c30"), restored=True),
+        NotHead(head=22),
+    ),
+    "restored: a copy of the directory has gone on, and this one has more and takes over": (
+        facts(HELD, claimed=Position(30, "c30"), restored=True, take_over=True),
+        Superseded(by=Fence(3, 7)),
+    ),
+    "restored: a copy of the directory has not gone on yet, and this one has more": (
+        facts(HELD, claimed=Position(30, "c30"), restored=True, resync=True),
+        Granted(fence=Fence(3, 8)),
+    ),
     "restored: an older start": (
         facts(RESTORED, local=6, claimed=Position(30, "c30"), restored=True),
         OlderIncarnation(by=Fence(1003, 7)),

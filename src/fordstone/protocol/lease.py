@@ -113,16 +113,20 @@ class LeaseFacts:
 
     @property
     def is_superseded(self) -> bool:
-        """Whether the later epochs of another holder do not follow those of a restored log.
+        """Whether the later epochs of the request do not follow those of a restored log.
 
-        Either somebody has gone on from the log's head since the restore, or the log has a lease that is not older than the last one of
-        the request's holder. The number of take-overs shows the latter: restores add only multiples of `NUMBERS_SKIPPED`.
+        Either somebody has gone on from the log's head since the restore, perhaps a copy of the same directory, or the log has a lease of
+        another holder that is not older than the last one of this one. The number of take-overs shows the latter: restores add only
+        multiples of `NUMBERS_SKIPPED`.
         """
         if self.holding is None or self.claimed.epoch <= self.head.epoch:
             return False
         if self.holding.start is not None:
             return not self.resync
-        return self.granted % NUMBERS_SKIPPED <= self.holding.fence.hub % NUMBERS_SKIPPED
+        return (
+            self.holding.holder != self.holder
+            and self.granted % NUMBERS_SKIPPED <= self.holding.fence.hub % NUMBERS_SKIPPED
+        )
 
 
 def decide_lease(facts: LeaseFacts) -> LeaseDecision:
@@ -135,14 +139,14 @@ def decide_lease(facts: LeaseFacts) -> LeaseDecision:
         if (facts.local, facts.start) == (known.local, holding.start):
             return Granted(fence=known)
         newer = facts.local > known.local or (facts.local == known.local and holding.start is None)
-        # A hub that was restored may have lost the newest epochs; the holder that has them may commit.
-        ahead = facts.restored and facts.claimed.epoch > facts.head.epoch
+        # A hub that was restored may have lost the newest epochs; the holder that has them may commit, if nobody has gone on since.
+        ahead = facts.restored and facts.resync and facts.claimed.epoch > facts.head.epoch
         if newer and (facts.knows_head or ahead):
             return Granted(fence=Fence(known.hub, facts.local))
         if not facts.take_over:
             return NotHead(head=facts.head.epoch) if newer else OlderIncarnation(by=known)
     elif not facts.take_over:
         return HeldByOther(fence=known)
-    elif facts.is_superseded:
+    if facts.is_superseded:
         return Superseded(by=known)
     return Granted(fence=Fence(known.hub + 1, facts.local))
