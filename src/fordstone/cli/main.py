@@ -13,6 +13,7 @@ import click
 
 import fordstone
 from fordstone.cli.checkpoints import checkpoints
+from fordstone.cli.connectors import connectors
 from fordstone.cli.edge import edge
 from fordstone.cli.errors import FAILED, as_exit, show_bug
 from fordstone.cli.example import example
@@ -61,6 +62,7 @@ class Commands(HelpGroup):
         "fordstone center cold_chain.py --hub URL      the center, on Spark",
         "fordstone explain cold_chain.py               show what would run and what it guarantees",
         "fordstone schema 'in/*.jsonl'                 print the columns of files, ready to paste",
+        "fordstone connectors                          list what can be read from and written to",
         "fordstone checkpoints ls                      list stored checkpoints",
         "fordstone example readings                    write input for a first pipeline",
     ],
@@ -74,7 +76,21 @@ def cli() -> None:
     """
 
 
-for _command in (run, sql, edge, center, nodes, streams, epochs, hub, explain, schema, checkpoints, example):
+for _command in (
+    run,
+    sql,
+    edge,
+    center,
+    nodes,
+    streams,
+    epochs,
+    hub,
+    explain,
+    schema,
+    connectors,
+    checkpoints,
+    example,
+):
     cli.add_command(_command)
 
 

@@ -536,6 +536,26 @@ class OpenContext:
         return self.home
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What `fordstone connectors` says of a kind."""
+
+    summary: str
+    """What it connects to, in a few words."""
+    source: str = ""
+    """An example of a source, as an expression that uses the names in `fordstone.connectors`; empty: it cannot be read from."""
+    sink: str = ""
+    """Likewise of a sink."""
+    guarantee: str
+    """How it keeps its guarantees, and what they need, in a sentence or two."""
+    extra: str = ""
+    """The extra of the package that brings what it needs: `pip install 'fordstone[EXTRA]'`."""
+    modules: tuple[str, ...] = ()
+    """What that installs, by the names that are imported."""
+    page: str = ""
+    """Its page in the documentation."""
+
+
 class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; the other half refuses by itself
     """Opens the connectors of one kind. Constructed without arguments for each call, so it keeps no state.
 
@@ -543,6 +563,8 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
     """
 
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    about: ClassVar[About | None] = None
+    """For `fordstone connectors`, which does not list a kind without it."""
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         """Return the strongest delivery of a source. Called while a pipeline is built: it must not touch the system."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from fordstone.connectors.base import (
+    About,
     Capability,
     ConnectorKind,
     ConnectorSpec,
@@ -53,6 +54,14 @@ class DeltaKind(ConnectorKind):
     """The kind `delta`."""
 
     capabilities = frozenset({Capability.SET_ASIDE})
+    about = About(
+        summary="Delta tables, in a directory or a store of objects",
+        sink='delta("out/devices")',
+        guarantee="One commit per epoch, under an application transaction with the number of the epoch. Upserts are merged by key.",
+        extra="delta",
+        modules=("deltalake",),
+        page="reference/connectors.md#delta",
+    )
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
         """A commit holds the rows and the number of their epoch."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 import polars as pl
 
 from fordstone.connectors.base import (
+    About,
     Capability,
     ConnectorKind,
     ConnectorSpec,
@@ -47,6 +48,12 @@ class FunctionKind(ConnectorKind):
     """The kind `function`."""
 
     capabilities = frozenset({Capability.IN_PROCESS})
+    about = About(
+        summary="a function of this process, called with the rows of each epoch",
+        sink="print",
+        guarantee="After a crash the last epoch may come again, with the same rows and the same number.",
+        page="reference/connectors.md#functions",
+    )
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
         del spec

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from fordstone.connectors.base import (
+    About,
     Chunk,
     ClockUs,
     ConnectorKind,
@@ -176,6 +177,13 @@ def generator(
 
 class GeneratorKind(ConnectorKind):
     """The kind `generator`."""
+
+    about = About(
+        summary="made-up rows, for trials and benchmarks",
+        source="generator(rows=1000, keys=3)",
+        guarantee="The same rows for the same seed, from any position.",
+        page="reference/connectors.md#generator",
+    )
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         """Rows can be made again, so replay is exact."""

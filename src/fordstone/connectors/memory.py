@@ -18,6 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from fordstone.connectors.base import (
+    About,
     Capability,
     Chunk,
     ConnectorKind,
@@ -350,6 +351,13 @@ class MemoryKind(ConnectorKind):
     """The kind `memory`."""
 
     capabilities = frozenset({Capability.IN_PROCESS})
+    about = About(
+        summary="rows in this process, for notebooks and tests",
+        source='memory([{"device": "a"}])',
+        sink="memory(MemorySink())",
+        guarantee="Exactly once within the process; what is in memory ends with it.",
+        page="reference/connectors.md#memory",
+    )
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         del spec

@@ -65,6 +65,11 @@ def kinds() -> tuple[str, ...]:
     return tuple(sorted({*_OURS, *_REGISTERED, *(point.name for point in entry_points(group=ENTRY_POINTS))}))
 
 
+def kind_named(name: str) -> type[ConnectorKind]:
+    """The class of a kind; `ConfigError` if there is none, or it cannot be imported."""
+    return type(_kind(ConnectorSpec(kind=name, options={})))
+
+
 def source_delivery(spec: ConnectorSpec) -> Delivery:
     """The strongest delivery of the source. Touches no system: used while the pipeline is built."""
     return _kind(spec).source_delivery(spec)

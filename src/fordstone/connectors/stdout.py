@@ -9,6 +9,7 @@ import msgspec
 import polars as pl
 
 from fordstone.connectors.base import (
+    About,
     Capability,
     ConnectorKind,
     ConnectorSpec,
@@ -47,6 +48,12 @@ class StdoutKind(ConnectorKind):
     """The kind `stdout`."""
 
     capabilities = frozenset({Capability.PRINTS})
+    about = About(
+        summary="the terminal",
+        sink='stdout("table")',
+        guarantee="Rows of an epoch are printed when it is sealed, and may be printed again after a crash.",
+        page="reference/connectors.md#stdout",
+    )
 
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
         options_of(spec, StdoutOptions)

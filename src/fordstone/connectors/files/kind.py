@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from fordstone.connectors.base import (
+    About,
     Capability,
     ConnectorKind,
     ConnectorSpec,
@@ -43,6 +44,13 @@ class FilesKind(ConnectorKind):
     """
 
     capabilities = frozenset({Capability.OWNS_PATH, Capability.SET_ASIDE})
+    about = About(
+        summary="JSON lines, CSV, Parquet and Arrow files, on a disk or at a URL",
+        source='files("in/*.jsonl")',
+        sink='files("out/results", format="parquet")',
+        guarantee="One file per epoch, or one directory of parts, which appears as a whole. Files at a URL need a package for its store.",
+        page="reference/connectors.md#files",
+    )
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         options_of(spec, FileSettings)
