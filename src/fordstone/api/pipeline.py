@@ -11,9 +11,9 @@ from fordstone.api.graph import Graph, Timing
 from fordstone.api.run import OnProgress, Run, Work, shortened
 from fordstone.api.stream import Stream
 from fordstone.api.table import ControlTable, LookupTable, TableRows, table_of
-from fordstone.connectors.base import live_of
+from fordstone.connectors.base import Capability, live_of
 from fordstone.connectors.memory import MemorySource
-from fordstone.connectors.registry import first_look
+from fordstone.connectors.registry import capabilities, first_look
 from fordstone.errors import ConfigError, FordstoneError, PipelineError
 from fordstone.lang.choices import check_word
 from fordstone.lang.schema import Schema
@@ -69,6 +69,11 @@ class Pipeline:
         if not isinstance(connector, p.ConnectorSpec):
             raise PipelineError(f"source {name}: {connector!r} is not a connector. Use one of fordstone.connectors.")
         check_word("on_error", on_error, get_args(p.OnError), where=f"source {name}: ", error=PipelineError)
+        if Capability.TABLE in capabilities(connector):
+            raise PipelineError(
+                f"source {name}: {connector.kind} gives the rows of a table, which have no order in which they could be read on. Look rows up "
+                f"in it: stream.lookup({connector.kind}(...), on=..., schema=...)."
+            )
         columns = _columns(name, connector, schema)
         timing = Timing.of(f"source {name}", lateness, max_ahead, idle_after)
         step = self._graph.add(

@@ -304,10 +304,18 @@ class SinkDelayedError(StorageError):
     """
 
 
-def later_output(where: str, stream: SinkStream, epochs: Sequence[int], *, problem: str | None = None) -> SinkError:
+def later_output(
+    where: str,
+    stream: SinkStream,
+    epochs: Sequence[int],
+    *,
+    problem: str | None = None,
+    start_over: str = "To start over with all input, use --fresh.",
+) -> SinkError:
     """Return the error of a sink that has later epochs than the writer's state: their rows would be there twice.
 
-    `problem`: why the sink cannot set them aside by itself, and what to do.
+    `problem`: why the sink cannot set them aside by itself, and what to do. `start_over`: as a sentence, where `--fresh` does not
+    set the sink's output aside.
     """
     first, last = min(epochs), max(epochs)
     span = f"epoch {first}" if first == last else f"epochs {first} to {last}"
@@ -323,7 +331,7 @@ def later_output(where: str, stream: SinkStream, epochs: Sequence[int], *, probl
         f"sink {stream.step}: {where} has {span}, but the state that this run resumes from has {known}. {why} The rows of {span} "
         f"would be written a second time.\n"
         f"Bring the newer state back: the old state directory, or the machine that has it. If it is lost, {aside} Then their input is read "
-        f"again, as far as it is still there. To start over with all input, use --fresh. Nothing was written."
+        f"again, as far as it is still there. {start_over} Nothing was written."
     )
 
 
@@ -497,6 +505,8 @@ class Capability(StrEnum):
     """As a sink: it writes to the terminal that the command runs in."""
     IN_PROCESS = "in_process"
     """Its rows are in the memory of the process that builds the pipeline: no other process can read or write them."""
+    TABLE = "table"
+    """As a source: its rows have no positions, so it can be read whole and looked up in, and is no stream."""
     OWNS_PATH = "owns_path"
     """As a sink: the directory in its option `path` is its own. No other sink may write there."""
     SET_ASIDE = "set_aside"

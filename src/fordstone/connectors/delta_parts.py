@@ -12,7 +12,6 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import secrets
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,21 +22,15 @@ from fordstone.connectors.base import Part, PartWriter, SinkStream
 from fordstone.connectors.delta import DeltaSettings
 from fordstone.connectors.files.rows import encoded
 from fordstone.connectors.files.sink import Staging, part_name
+from fordstone.connectors.released_rows import ID, appended_rows, digest_of
 from fordstone.errors import SinkError
-from fordstone.lang.polars.nested import json_text
 from fordstone.lang.python_times import beyond_python
-from fordstone.lang.schema import Schema
-from fordstone.state.key_group import row_hashes
 from fordstone.storage.disk import OsDisk
 
-ID: Final = "__id"
-"""The id of a row that was emitted at once; the table gets this column with the first such row."""
 STATS_COLUMNS_MAX: Final = 32
 """Maximum number of columns with minima and maxima: Delta's own default."""
 STATS_TEXT_MAX: Final = 64
 """Maximum length of a text in the minima and maxima; a column with a longer one has none."""
-_NOT_EXACT: Final = (pl.Float32, pl.Float64, pl.List, pl.Map, pl.Struct)
-_NESTED: Final = (pl.List, pl.Map, pl.Struct)
 _MILLISECOND: Final = dt.timedelta(milliseconds=1)
 
 
@@ -106,30 +99,6 @@ class DeltaPartWriter(PartWriter):
             ids=ID in rows.columns,
         )
         return Part(name=name, rows=rows.height, note=msgspec.json.encode(note).decode())
-
-
-def appended_rows(frame: pl.DataFrame, schema: Schema, *, where: str) -> pl.DataFrame:
-    """The rows as a table takes them, with their ids if they have some."""
-    missing = [name for name in schema if name not in frame.columns]
-    if missing:
-        raise SinkError(f"{where}: rows come without column {missing[0]!r}; they have {', '.join(frame.columns)}.")
-    ids = [pl.col(ID).cast(pl.String)] if ID in frame.columns else []
-    return frame.select(*(pl.col(name).cast(kind.polars) for name, kind in schema.items()), *ids)
-
-
-def digest_of(rows: pl.DataFrame, schema: Schema, *, exact: bool = False) -> str:
-    """A digest of the rows in any order; `exact`: without the columns of floats and nested values."""
-    left_out = _NOT_EXACT if exact else ()
-    hashed = [name for name, kind in rows.schema.items() if not isinstance(kind, left_out) and name != ID]
-    texts = [
-        json_text(pl.col(name), schema[name]).alias(name) for name in hashed if isinstance(rows.schema[name], _NESTED)
-    ]
-    return f"{int(row_hashes(rows.with_columns(texts), hashed).sum(dtype='uint64')):016x}"
-
-
-def add_digests(digests: Iterable[str]) -> str:
-    """The digest of the rows of all parts."""
-    return f"{sum(int(digest, 16) for digest in digests) % 2**64:016x}"
 
 
 def stats_of(rows: pl.DataFrame) -> dict[str, Any]:

@@ -34,18 +34,10 @@ from deltalake.transaction import AddAction
 from fordstone.connectors.base import Part, PartedSink, SinkStream, judge_claim, later_output, owned_by_newer
 from fordstone.connectors.compare import same_rows
 from fordstone.connectors.delta import DeltaSettings
-from fordstone.connectors.delta_parts import (
-    ID,
-    PartNote,
-    add_digests,
-    app_of,
-    appended_rows,
-    digest_of,
-    local_root,
-    staging_root,
-)
-from fordstone.connectors.files.rows import DELETE, OP, UPSERT
+from fordstone.connectors.delta_parts import PartNote, app_of, local_root, staging_root
+from fordstone.connectors.files.rows import DELETE, OP
 from fordstone.connectors.files.sink import Staging
+from fordstone.connectors.released_rows import ID, add_digests, appended_rows, digest_of, last_changes
 from fordstone.errors import SinkError, StorageError
 from fordstone.lang.schema import Schema
 from fordstone.protocol.claim import SinkWriter
@@ -553,13 +545,9 @@ class DeltaSink(PartedSink):
     def _rows(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows as the table takes them; of upserts the last of each key."""
         schema, key = self._stream.schema, self._stream.upsert_key
-        rows = appended_rows(frame, schema, where=self._where)
         if key is None:
-            return rows
-        columns = [_one_zero(name) if name in key and kind.is_float else pl.col(name) for name, kind in schema.items()]
-        op = frame[OP].cast(pl.String) if OP in frame.columns else pl.lit(UPSERT)
-        rows = rows.select(columns).with_columns(op.alias(OP))
-        return rows.unique(subset=list(key), keep="last", maintain_order=True) if key else rows.tail(1)
+            return appended_rows(frame, schema, where=self._where)
+        return last_changes(frame, schema, key, where=self._where)
 
     def _tries(self) -> Iterator[None]:
         """Reload the table before each try, and give up after the last."""
@@ -672,12 +660,6 @@ def _mark_in(text: object) -> CommitMark | None:
         return msgspec.json.decode(text, type=CommitMark) if isinstance(text, str) else None
     except msgspec.DecodeError:
         return None  # another writer's
-
-
-def _one_zero(name: str) -> pl.Expr:
-    """A float key column in which equal keys have equal bits."""
-    column = pl.col(name)
-    return pl.when(column.is_nan()).then(float("nan")).when(column == 0).then(0.0).otherwise(column).alias(name)
 
 
 def _quoted(name: str) -> str:

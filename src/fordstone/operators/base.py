@@ -306,7 +306,7 @@ def resolve_function(path: str, known: Functions) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]  # callable, checked above
 
 
-_FIRST_OPTIONS: Final = ("path", "url", "topic")
+_FIRST_OPTIONS: Final = ("path", "url", "topic", "table")
 """Shown without their name: they say which thing of its kind the connector means."""
 _SECRETS: Final = ("password", "secret", "token", "credential")
 
