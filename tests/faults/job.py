@@ -13,7 +13,7 @@ import msgspec
 import polars as pl
 
 from fordstone import Context, KeyedFunction, Pipeline, Stream, ValueState, tumbling
-from fordstone.connectors import files
+from fordstone.connectors import files, postgres
 from fordstone.plan.plan import Mode, OnError
 
 PIPELINE = "faults"
@@ -46,6 +46,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there are functions that raise for some rows, which become dead letters."""
     mutant: str | None = None
     """A deliberate fault of `tests.simulation.mutants`, to see that the tests notice."""
+    tables: str = ""
+    """The dsn of a database of PostgreSQL whose tables are sinks, too."""
     task: Literal["run", "merge"] = "run"
     options: dict[str, Any] = {}
     """Of `Pipeline.run`."""
@@ -61,6 +63,8 @@ def build(job: Job) -> Pipeline:
     if job.failing:
         kept = kept.map_batches(_Flaky(job.failing), name="flaky")
     kept.sink("kept", files("out/kept", format="jsonl"))
+    if job.tables:
+        attach_tables(kept, job.tables)
     if job.per_key:
         per_key = kept.group_by("k").agg(name="count_by_k", n="count(*)", total="sum(id)", top="max(n)")
         per_key.sink("per_key", files("out/per_key", format="jsonl"))
@@ -72,6 +76,13 @@ def build(job: Job) -> Pipeline:
     windows.sink("windows", files("out/windows", format="parquet"))
     windows.late.sink("late", files("out/late", format="arrow"))
     return pipeline
+
+
+def attach_tables(kept: Stream, dsn: str) -> None:
+    """Write plain rows and a running aggregate to tables of PostgreSQL, too."""
+    kept.sink("kept_table", postgres("kept", dsn))
+    per_key = kept.group_by("k").agg(name="tabled_by_k", n="count(*)", total="sum(id)", top="max(n)")
+    per_key.sink("per_key_table", postgres("per_key", dsn))
 
 
 def attach_refusing(rows: Stream) -> None:

@@ -15,6 +15,7 @@ from random import Random
 from typing import Any
 
 from tests.faults.job import LATENESS_S, WINDOW_S, is_refused
+from tests.services.postgres import Postgres
 
 from fordstone.connectors import latest, rows
 
@@ -154,6 +155,15 @@ def judge(folder: Path, written: Mapping[str, Sequence[Row]]) -> None:
     for k, n in rows(out / "per_key").select("k", "n").iter_rows():
         assert n > counts.get(k, 0), f"the running count of key {k} went from {counts[k]} to {n}"
         counts[k] = n
+
+
+def judge_tables(server: Postgres, database: str, written: Mapping[str, Sequence[Row]]) -> None:
+    """Compare the tables that `job.attach_tables` writes to."""
+    wanted = expect(written)
+    kept = server.rows("SELECT id, k, ts, n FROM kept", database)
+    _same("rows of the table", Counter((id_, k, _second(ts), n) for id_, k, ts, n in kept), wanted.kept)
+    per_key = {k: tuple(rest) for k, *rest in server.rows("SELECT k, n, total, top FROM per_key", database)}
+    _same("running aggregates of the table", per_key, wanted.per_key)
 
 
 def judge_refused(folder: Path, letters: Path, written: Mapping[str, Sequence[Row]]) -> None:

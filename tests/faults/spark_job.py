@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 import polars as pl
-from tests.faults.job import LATENESS_S, PIPELINE, SCHEMA, WINDOW_S, attach_refusing
+from tests.faults.job import LATENESS_S, PIPELINE, SCHEMA, WINDOW_S, attach_refusing, attach_tables
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import delta, files
@@ -36,6 +36,8 @@ class SparkJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the user's function between filter and sinks does."""
     refusing: bool = False
     """Whether there are functions that raise for some rows, which become dead letters."""
+    tables: str = ""
+    """The dsn of a database of PostgreSQL whose tables are sinks, too."""
     options: dict[str, Any] = {}
     """Of `SparkConfig`."""
     restart: dict[str, int] = {}
@@ -83,6 +85,8 @@ def build(job: SparkJob) -> Pipeline:
     smooth.sink("smooth", delta("out/smooth"))
     if job.refusing:
         attach_refusing(kept)
+    if job.tables:
+        attach_tables(kept, job.tables)
     return pipeline
 
 

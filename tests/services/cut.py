@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from typing import Literal
 
 CHUNK = 1 << 16
@@ -20,14 +21,27 @@ class CutProxy:
         self.port: int = self._listener.getsockname()[1]
         self._pattern = b""
         self._when: Literal["before", "after"] = "before"
-        self._left = 0
+        self._left = self._passing = 0
+        self._meanwhile: Callable[[], object] = lambda: None
+        self._silent: set[socket.socket] = set()
         self.cuts = 0
         """How often a connection was cut. A test that never sees one has tested nothing."""
         threading.Thread(target=self._listen, name="cut-proxy", daemon=True).start()
 
-    def arm(self, pattern: bytes, when: Literal["before", "after"], *, times: int = 1) -> None:
-        """Cut the connection on which the client sends these bytes, `times` times: with `after`, once the server has answered them."""
-        self._pattern, self._when, self._left = pattern, when, times
+    def arm(
+        self,
+        pattern: bytes,
+        when: Literal["before", "after"],
+        *,
+        times: int = 1,
+        skip: int = 0,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Cut the connection on which the client sends these bytes, `times` times: with `after`, once the server has answered them.
+
+        `skip`: how often they pass before. `meanwhile` is called at the cut, before the client notices it.
+        """
+        self._pattern, self._when, self._left, self._passing, self._meanwhile = pattern, when, times, skip, meanwhile
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -51,25 +65,34 @@ class CutProxy:
         """Hand on what the client sends, up to the cut."""
         while data := client.recv(CHUNK):
             if self._left and self._pattern in data:
-                self._left -= 1
-                if self._when == "after":
-                    # The client gets nothing any more; the server has read all there is when it sees the end.
-                    _shut(client)
-                    server.sendall(data)
-                    server.shutdown(socket.SHUT_WR)
-                    while server.recv(CHUNK):
-                        pass
-                _shut(server)
-                _shut(client)
-                self.cuts += 1
-                return
+                if self._passing:
+                    self._passing -= 1
+                else:
+                    self._left -= 1
+                    self._cut(client, server, data)
+                    return
             server.sendall(data)
+
+    def _cut(self, client: socket.socket, server: socket.socket, data: bytes) -> None:
+        if self._when == "after":
+            # The client gets no answer; the server sees the end of the connection when it has done what it was sent.
+            self._silent.add(client)
+            server.sendall(data)
+            server.shutdown(socket.SHUT_WR)
+            while server.recv(CHUNK):
+                pass
+        self._meanwhile()
+        _shut(server)
+        _shut(client)
+        self.cuts += 1
 
     def _hand_on(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(CHUNK):
-                client.sendall(data)
-        _shut(client)
+                if client not in self._silent:
+                    client.sendall(data)
+        if client not in self._silent:
+            _shut(client)
 
 
 def _shut(connection: socket.socket) -> None:

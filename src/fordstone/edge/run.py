@@ -262,8 +262,9 @@ def _run_once(
                     take_lease=links.take_lease,
                 )
             except SinkDelayedError as error:
-                # The last epoch had rows for the hub, and it is unknown whether it took them; or there is a lease to take over.
-                log.warning("waiting for the hub", extra={"pipeline": plan.pipeline, "problem": str(error)})
+                # The last epoch had rows for the hub, and it is unknown whether it took them; or there is a lease to take over; or the system
+                # of a sink is away.
+                log.warning("waiting for the hub or a sink", extra={"pipeline": plan.pipeline, "problem": str(error)})
                 if signals.wait(HUB_WAIT.wait_s(failures, chance=random.random())):  # noqa: S311 - jitter
                     raise
             else:
