@@ -1,7 +1,8 @@
 """The tables of lookups: read whole through a connector, or stored in the plan itself (the kind `inline`, for small ones).
 
-A few tables are cached for the life of the process, keyed by their settings and the sizes and times of their files, because on
-Spark every task of every micro-batch makes new operators.
+A few tables are cached for the life of the process, because on Spark every task of every micro-batch makes new operators. They are keyed
+by their settings, and by the sizes and times of their files; tables of other systems by the start of the engine, so that all
+subtasks of a process look rows up in the same rows.
 
 Values of `inline` are plain JSON: times and dates as ISO-8601 text, decimals as text, binary as base64, and numbers that JSON lacks
 (NaN, infinities) as text too. Reads as bounded input does, from one partition.
@@ -10,6 +11,7 @@ Values of `inline` are plain JSON: times and dates as ISO-8601 text, decimals as
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import date, datetime
@@ -20,7 +22,15 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from fordstone.connectors.base import ConnectorKind, ConnectorSpec, Delivery, OpenContext, Source, SourceOptions
+from fordstone.connectors.base import (
+    ConnectorKind,
+    ConnectorSpec,
+    Delivery,
+    OpenContext,
+    Source,
+    SourceOptions,
+    live_of,
+)
 from fordstone.connectors.files.source import FileSource
 from fordstone.connectors.memory import MemoryKind, memory
 from fordstone.connectors.registry import open_source
@@ -98,12 +108,18 @@ def _valued(value: Any, kind: DataType) -> Any:
 TABLES_KEPT: Final = 8
 _READ_ROWS: Final = 1 << 16
 
+_READING: Final = threading.Lock()
+"""Held while a table of another system is read, so that it is read once."""
+
 Stamp = tuple[str, int, int]
 """A file, its size, and when it was last changed."""
 
 
-def read_table(spec: ConnectorSpec, schema: Schema) -> pl.DataFrame:
-    """All rows. Raises `SourceError` if some cannot be read: a table with holes would answer wrongly in silence."""
+def read_table(spec: ConnectorSpec, schema: Schema, *, start: str = "") -> pl.DataFrame:
+    """All rows. Raises `SourceError` if some cannot be read: a table with holes would answer wrongly in silence.
+
+    `start`: of the engine; within one the rows of a table of another system are those that were read first. Empty: they are read now.
+    """
     source = open_source(spec, SourceOptions(schema=schema, bounded=True))
     if isinstance(source, FileSource):
         stats = [(path, path.stat()) for path in map(source.path_of, source.partitions())]
@@ -111,12 +127,15 @@ def read_table(spec: ConnectorSpec, schema: Schema) -> pl.DataFrame:
         return _kept(msgspec.json.encode(spec), schema, stamps)
     if spec.kind == INLINE:
         return _kept(msgspec.json.encode(spec), schema, ())
-    return _read(source, schema)
+    if not start or live_of(spec) is not None:
+        return _read(source, schema)
+    with _READING:
+        return _kept(msgspec.json.encode(spec), schema, ((start, 0, 0),))
 
 
 @lru_cache(maxsize=TABLES_KEPT)
 def _kept(spec: bytes, schema: Schema, stamps: tuple[Stamp, ...]) -> pl.DataFrame:
-    del stamps  # only tell whether the files are still those that were read
+    del stamps  # only tell whether the rows are still those that were read
     return _read(
         open_source(msgspec.json.decode(spec, type=ConnectorSpec), SourceOptions(schema=schema, bounded=True)), schema
     )

@@ -22,7 +22,7 @@ from fordstone.plan.ids import PartitionId, Position
 PARTITION: Final = PartitionId("rows")
 _FETCH_ROWS: Final = 1 << 14
 _TYPES: Final = (
-    "SELECT CASE WHEN t.typtype = 'd' THEN b.typname WHEN t.typtype = 'e' THEN 'enum' ELSE t.typname END FROM unnest(%s::oid[]) "
+    "SELECT CASE WHEN t.typtype = 'd' THEN b.typname WHEN t.typtype = 'e' THEN 'enum' ELSE t.typname END, format_type(t.oid, NULL) FROM unnest(%s::oid[]) "
     "WITH ORDINALITY AS o (id, place) JOIN pg_type t ON t.oid = o.id LEFT JOIN pg_type b ON b.oid = t.typbasetype ORDER BY o.place"
 )
 
@@ -101,8 +101,8 @@ class PostgresReader(Reader):
             parts = cursor.execute("SELECT parse_ident(%s)", (self._settings.table,)).fetchone()
             rows = quoted(*(parts or [[]])[0])
         described = cursor.execute(sql.SQL(f"SELECT * FROM {rows} LIMIT 0")).description or []  # noqa: S608 - a quoted name, or the user's own query
-        kinds = [kind for (kind,) in cursor.execute(_TYPES, ([column.type_code for column in described],)).fetchall()]
-        there = {column.name: (kind, column.type_display) for column, kind in zip(described, kinds, strict=True)}
+        kinds = cursor.execute(_TYPES, ([column.type_code for column in described],)).fetchall()
+        there = {column.name: (kind, shown) for column, (kind, shown) in zip(described, kinds, strict=True)}
         casts = [self._cast(name, there) for name in self._schema]
         selected = cursor.connection.cursor("fordstone_rows", binary=True)
         return selected.execute(sql.SQL(f"SELECT {', '.join(casts)} FROM {rows}"))  # noqa: S608 - as above
@@ -139,6 +139,7 @@ class PostgresReader(Reader):
         except psycopg.Error as error:
             problem = problem_of(error)
             text = f"{self._where} cannot be read: {problem.text}. {problem.detail}".strip()
-            if problem.away:
+            # That the transaction may only read is our doing, and not that of a standby.
+            if problem.away and not isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
                 raise ConnectionError(text) from error
             raise SourceError(text) from error

@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 
 import polars as pl
@@ -116,12 +117,16 @@ class Job:
         self.store = store
         self.types = stream_types(plan)
         self.graph = build_graph(plan, config.parallelism)
-        self.setting = OperatorContext(
-            plan=plan, types=self.types, functions=functions, read_table=read_table, with_ids=steps_with_ids(plan)
-        )
         self.rules = OutputRules.of(plan, self.types)
         self.home = f"{store.pipeline}/{store.node}"
         self.ownership = ownership or Ownership(environment.disk, self.home)
+        self.setting = OperatorContext(
+            plan=plan,
+            types=self.types,
+            functions=functions,
+            read_table=partial(read_table, start=self.ownership.owner.start),
+            with_ids=steps_with_ids(plan),
+        )
         self.identity = Identity(
             pipeline=store.pipeline,
             node=store.node,

@@ -276,6 +276,7 @@ def hosted_query(
         functions=Lazy(functions),
         batch_rows=config.batch_rows,
         bounded=config.bounded or batch,
+        start=uuid4().hex,
         probe=probe,
     )
     return HostedQuery(

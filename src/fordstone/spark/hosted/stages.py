@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -189,6 +189,8 @@ class QuerySetting:
     functions: Lazy[Functions] | None = None
     batch_rows: int = 65_536
     bounded: bool = False
+    start: str = ""
+    """Random, of this start of the driver."""
     probe: Probe | None = None
     """What each process has to see at the checkpoint location before it touches state; None: all are on one machine."""
 
@@ -207,6 +209,6 @@ class QuerySetting:
             plan=msgspec.structs.replace(plan, guarantee="exactly_once"),
             types=stream_types(plan),
             functions={} if self.functions is None else self.functions.get(),
-            read_table=read_table,
+            read_table=partial(read_table, start=self.start),
             with_ids=steps_with_ids(plan),
         )
