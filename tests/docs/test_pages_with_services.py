@@ -1,0 +1,23 @@
+"""The pages whose code blocks need a real server: each is run with one that its environment names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.docs.blocks import REPOSITORY, SERVED, Page
+from tests.services.postgres import Postgres
+
+
+def run_page(name: str, directory: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name in SERVED
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    with Page(name=name, directory=directory, environment=environment) as runner:
+        runner.run_all((REPOSITORY / name).read_text())
+
+
+def test_postgresql(postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    postgres.create_database("page")
+    environment = postgres.environment | {"PGDATABASE": "page"}
+    run_page("docs/how-to/postgresql.md", tmp_path, environment, monkeypatch)
