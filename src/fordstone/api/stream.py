@@ -394,9 +394,12 @@ class Stream:
         schema: Mapping[str, str] | None = None,
         how: str = "left",
         suffix: str = "_right",
+        refresh: str | timedelta | None = None,
         name: str | None = None,
     ) -> Stream:
         """Every row with the columns of the row of `table` that has its key. The table is read once, at the start.
+
+        With `refresh="30s"` it is read again after this time, on another thread, and rows find what was read from the next epoch on.
 
         `readings.lookup(files("devices.csv"), on="device", schema={"device": "string", "site": "string"})`. A few rows may be
         given as they are: `lookup([{"device": "a", "site": "north"}], on="device")`. With `how="inner"` rows that find
@@ -418,6 +421,7 @@ class Stream:
                 table_keys=table_keys,
                 how=how,  # type: ignore[arg-type]  # judged with the step
                 suffix=suffix,
+                refresh_us=None if refresh is None else positive_us(refresh, what=f"step {step}: refresh"),
             )
         )
 

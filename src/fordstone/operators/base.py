@@ -14,7 +14,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -169,6 +169,20 @@ ReadTable = Callable[[p.ConnectorSpec, Schema], pl.DataFrame]
 """Gives all rows that a connector has, as bounded input."""
 
 
+class RefreshedTable(Protocol):
+    """The table of a lookup that is read again while the pipeline runs."""
+
+    def at(self, now_us: int) -> pl.DataFrame:
+        """Return its rows at the barrier of this time, and until the next: the same ones each time, on every subtask."""
+
+    def refresh(self, now_us: int) -> None:
+        """Begin to read it, if it is time, on another thread. Called at barriers."""
+
+
+OpenTable = Callable[[p.Lookup, Callable[[pl.DataFrame], pl.DataFrame]], RefreshedTable]
+"""Gives the refreshed table of a step. The function checks what was read, and puts it in order."""
+
+
 def no_tables(spec: p.ConnectorSpec, schema: Schema) -> pl.DataFrame:
     """Raises: for contexts in which operators are described but not run."""
     raise PlanError(f"nothing here can read {spec.kind} with columns {', '.join(schema)}.")
@@ -183,6 +197,10 @@ class OperatorContext:
     functions: Functions = field(default_factory=dict)
     read_table: ReadTable = no_tables
     """How lookups read their tables: connectors are a layer above operators, so the engine hands this in."""
+    open_table: OpenTable | None = None
+    """How lookups read the tables that are refreshed; None: that is not possible here."""
+    began_us: int = 0
+    """The time at the barrier from whose checkpoint operators begin; 0: from none."""
     state: StateBackend = IN_MEMORY
     """Makes the states of operators."""
     with_ids: frozenset[str] = frozenset()

@@ -433,6 +433,8 @@ class Lookup(AnyStep, frozen=True, tag="lookup", kw_only=True):
     table_keys: tuple[str, ...]
     how: Literal["inner", "left"] = "left"
     suffix: str = "_right"
+    refresh_us: int | None = None
+    """The table is read again at a barrier after this time. None: it is read once."""
 
 
 class LookupLatest(AnyStep, frozen=True, tag="lookup_latest", kw_only=True):

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -28,6 +28,7 @@ from fordstone.connectors.base import (
 )
 from fordstone.connectors.files.settings import dead_letter_files
 from fordstone.connectors.lookup_table import read_table
+from fordstone.connectors.refreshed_table import RefreshedTables
 from fordstone.connectors.registry import capabilities, open_sink, open_source
 from fordstone.edge.config import RunConfig
 from fordstone.edge.engine.channel import Channel
@@ -120,11 +121,13 @@ class Job:
         self.rules = OutputRules.of(plan, self.types)
         self.home = f"{store.pipeline}/{store.node}"
         self.ownership = ownership or Ownership(environment.disk, self.home)
+        self.tables = RefreshedTables(environment.disk, self.home)
         self.setting = OperatorContext(
             plan=plan,
             types=self.types,
             functions=functions,
             read_table=partial(read_table, start=self.ownership.owner.start),
+            open_table=self.tables.open,
             with_ids=steps_with_ids(plan),
         )
         self.identity = Identity(
@@ -392,7 +395,8 @@ def _links(parts: Parts, vertex: Vertex, subtask: int, outputs: Mapping[int, Out
     links: list[Link] = []
     for name in vertex.steps:
         step = parts.plan.step(name)
-        operator = make_operator(step, parts.job.setting)
+        began_us = parts.manifest.cut.now_us if parts.manifest is not None else 0
+        operator = make_operator(step, replace(parts.job.setting, began_us=began_us))
         _load(parts, name, operator, vertex, subtask, watermark_us)
         outgoing: dict[str, list[Output]] = defaultdict(list)
         inside: dict[str, list[str]] = defaultdict(list)

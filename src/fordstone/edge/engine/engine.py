@@ -194,6 +194,7 @@ class Engine:
         with ExitStack() as closing:
             closing.callback(close_sources, self.sources.values())
             closing.callback(self.writer.close)
+            closing.callback(self._job.tables.close)
             for task in self.tasks:
                 closing.callback(task.close)
 
@@ -243,6 +244,7 @@ class Engine:
     def _make_writer(self) -> Writer:
         job = self._job
         acks = any(type(source).ack is not Source.ack for source in self.sources.values())
+        acks = acks or any(isinstance(step, p.Lookup) and step.refresh_us is not None for step in self.plan.steps)
         stages = Stages(
             store=job.store,
             release_log=LocalReleaseLog(job.store),
@@ -273,7 +275,8 @@ class Engine:
         return sinks
 
     def _acknowledge(self, cut: Cut) -> None:
-        """Acknowledge positions to the sources, which may then remove the rows before them."""
+        """Acknowledge positions to the sources, which may then remove the rows before them, and the time to refreshed tables."""
+        self._job.tables.ack(cut.now_us)
         for name, source in self.sources.items():
             if name in cut.sources:
                 source.ack(cut.sources[name].partitions)
@@ -321,6 +324,7 @@ class Engine:
         job, config, clock = self._job, self.config, self.environment.clock
         manifest = self.resumption.manifest
         before_us = manifest.cut.now_us if manifest is not None else 0
+        job.tables.begin(before_us)
         known = {
             name: assigned_partitions(job, manifest, self._load_steps, name, reserved=self._reservations)
             for name in self.sources

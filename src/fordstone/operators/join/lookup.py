@@ -1,6 +1,7 @@
 """Lookups: rows with the columns of a table's row beside them, found by key.
 
-A static table is read when the first rows come, and never again: a lookup is then a function of each row. The table of a
+A static table is read when the first rows come, and never again: a lookup is then a function of each row. One with `refresh` is read
+again now and then; which rows it has depends on the time of the barrier before, which is recorded. The table of a
 control stream holds the newest row of each key. It changes at barriers only, so that what a row finds depends on the epoch
 that it is in, and not on which of two streams was read first. A control table (`join_control`) is such a stream whose rows
 carry a version, by which they are ordered, and what they do: a delete takes the key's row away.
@@ -18,6 +19,7 @@ from typing import Final
 import polars as pl
 
 from fordstone.errors import FordstoneError, PipelineError, SourceError, TaskError
+from fordstone.lang.duration import human_us
 from fordstone.lang.python_times import shown_row
 from fordstone.lang.schema import Schema
 from fordstone.operators.base import (
@@ -30,6 +32,7 @@ from fordstone.operators.base import (
     Emits,
     Family,
     Moment,
+    OpenTable,
     Operator,
     OperatorContext,
     Stateless,
@@ -54,6 +57,7 @@ from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Derived, StreamType, Types, append_only
 from fordstone.state.base import FOUND, State, StateBackend, Table
 
+_ON_EDGE: Final = "Run it on the edge engine, or leave refresh= out: the table is then read at each start."
 _UNMATCHED: Final = {"inner": "dropped", "left": "emitted with nulls"}
 VERSION: Final = "__version"
 """Of rows of a control table: which version brought them. Of one version, each key has one row."""
@@ -104,12 +108,31 @@ class StaticLookup:
         self._read = read
         self._state = state
         self._table: Table | None = None
+        self.keys, self.key_columns = list(lookup.right.keys), list(lookup.right.key_columns)
 
     def apply(self, frame: pl.DataFrame) -> pl.DataFrame:
         """The rows with the columns of the table."""
         if self._table is None:
             self._table = self._filled()
         return self._lookup.join(with_hidden(self._lookup.left.carried(frame), frame), self._table)
+
+    def forget(self) -> None:
+        """Read the table again when the next rows come."""
+        self._table = None
+
+    def rows(self, given: pl.DataFrame) -> pl.DataFrame:
+        """The rows of a table as they are looked up in; `SourceError` if a key has more than one."""
+        side = self._lookup.right
+        rows = side.carried(given).drop_nulls(list(side.keys))
+        double = rows.filter(pl.struct(side.keys).is_duplicated())
+        if double.height:
+            key = shown_row(side.alone(double.head(1)), 0)
+            named = ", ".join(f"{name}={key[name]!r}" for name in side.key_columns)
+            raise SourceError(
+                f"step {self._step}: the table of the lookup has more than one row for {named}. "
+                "Leave one row per key in it, or add a column to on= that distinguishes them."
+            )
+        return rows
 
     def _filled(self) -> Table:
         try:
@@ -126,19 +149,37 @@ class StaticLookup:
             raise TaskError(
                 f"step {self._step}: the table of the lookup cannot be read: {reason_of(error)}."
             ) from error
-        side = self._lookup.right
-        rows = side.carried(given).drop_nulls(list(side.keys))
-        double = rows.filter(pl.struct(side.keys).is_duplicated())
-        if double.height:
-            key = shown_row(side.alone(double.head(1)), 0)
-            named = ", ".join(f"{name}={key[name]!r}" for name in side.key_columns)
-            raise SourceError(
-                f"step {self._step}: the table of the lookup has more than one row for {named}. "
-                "Leave one row per key in it, or add a column to on= that distinguishes them."
-            )
         table = self._lookup.table(self._state)
-        table.put(rows)
+        table.put(self.rows(given))
         return table
+
+
+class RefreshedLookup(Stateless):
+    """Looks rows up in a table that is read again while the pipeline runs. What rows find depends on the epoch that they are in alone."""
+
+    def __init__(self, step: p.Lookup, lookup: LookupJoin, open_table: OpenTable, context: OperatorContext) -> None:
+        self._now_us = context.began_us
+        self._static = StaticLookup(step.name, lookup, self._read, context.state)
+        super().__init__(self._static.apply)
+        self._kept = open_table(step, self._in_order)
+        self._shown: pl.DataFrame | None = None
+
+    def on_barrier(self, moment: Moment) -> Emits:
+        self._now_us = moment.now_us
+        if self._shown is not None and self._kept.at(moment.now_us) is not self._shown:
+            self._static.forget()
+        self._kept.refresh(moment.now_us)
+        return []
+
+    def _read(self) -> pl.DataFrame:
+        self._shown = self._kept.at(self._now_us)
+        return self._shown
+
+    def _in_order(self, given: pl.DataFrame) -> pl.DataFrame:
+        """What was read, in one order and without rows that no key finds; it is checked before it takes the place of what there was."""
+        rows = self._static.rows(given)
+        places = rows.with_row_index("__place").sort(self._static.keys)["__place"]
+        return given.drop_nulls(self._static.key_columns)[places]
 
 
 class LookupLatest(Operator):
@@ -230,13 +271,26 @@ class LookupFamily(Family[p.Lookup]):
         left = Side(columns, stream.schema, step.keys, mark=LEFT, time=None)
         right = Side(columns, schema, step.table_keys, mark=RIGHT, time=None)
         lookup = LookupJoin(columns, left, right, inner=step.how == "inner")
+        if step.refresh_us is not None:
+            if context.open_table is None:
+                raise PipelineError(f"step {step.name}: refresh= is not possible here. {_ON_EDGE}")
+            return RefreshedLookup(step, lookup, context.open_table, context)
         read = partial(context.read_table, step.table, schema)
         return Stateless(StaticLookup(step.name, lookup, read, context.state).apply)
+
+    def check_plan(self, step: p.Lookup, plan: p.Plan, types: Types) -> None:  # noqa: ARG002 - only the mode counts
+        if step.refresh_us is not None and plan.mode == "unaligned":
+            raise PipelineError(
+                f"step {step.name}: with refresh= what a row finds depends on its epoch; in mode 'unaligned' rows change epochs when barriers "
+                "overtake them. Use mode='aligned'."
+            )
 
     def title(self, step: p.Lookup) -> str:
         return f"look up in {connector_text(step.table)}"
 
     def describe(self, step: p.Lookup, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:  # noqa: ARG002 - same in each plan
+        if step.refresh_us is not None:
+            yield "table", f"is read again every {human_us(step.refresh_us)}, and used from the next epoch on"
         yield from keys_details(step.keys, step.table_keys, _UNMATCHED[step.how])
         yield from stream_details(step, types)
 

@@ -89,6 +89,12 @@ def build_stages(plan: p.Plan) -> Stages:
             f"loop {', '.join(loops)} cannot run on Spark: a Spark query has no way back. "
             "Run this pipeline on the edge engine, or write the loop out as the steps of a few rounds."
         )
+    refreshed = [step.name for step in plan.steps if isinstance(step, p.Lookup) and step.refresh_us is not None]
+    if refreshed:
+        raise PipelineError(
+            f"step {refreshed[0]}: refresh= is not possible on Spark, whose tasks have no common moment at which they could take a table over. "
+            "Leave it out: the table is then read at each start. Or look rows up before .to_center()."
+        )
     if plan.guarantee == "at_most_once":
         raise PipelineError(
             f"pipeline {plan.pipeline} asks for at_most_once, which Spark cannot give: it runs a batch again after a failure. "
