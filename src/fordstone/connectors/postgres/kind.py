@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fordstone.connectors.base import (
+    About,
     Capability,
     ConnectorKind,
     ConnectorSpec,
@@ -22,6 +23,14 @@ class PostgresKind(ConnectorKind):
     """The kind `postgres`."""
 
     capabilities = frozenset({Capability.TABLE})
+    about = About(
+        summary="tables of PostgreSQL: as a sink, and for lookups",
+        sink='postgres("totals", "postgresql://localhost/shop")',
+        guarantee="One transaction per epoch, which has its number and the writer. A table of a lookup is read in one snapshot, and again with refresh=.",
+        extra="postgres",
+        modules=("psycopg",),
+        page="how-to/postgresql.md",
+    )
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         """A table has no order and may change: as a stream its rows cannot be read again from a position."""
