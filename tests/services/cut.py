@@ -82,9 +82,9 @@ class CutProxy:
             while server.recv(CHUNK):
                 pass
         self._meanwhile()
+        self.cuts += 1  # before the client notices, so that a test never counts too early
         _shut(server)
         _shut(client)
-        self.cuts += 1
 
     def _hand_on(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
