@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from collections.abc import Callable
 from decimal import Decimal
 
 import polars as pl
@@ -14,7 +15,7 @@ from polars.testing import assert_frame_equal
 from tests.examples import examples
 
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.state.base import FOUND, Piece, RunRef, State
+from fordstone.state.base import FOUND, Piece, RunRef, State, Table
 from fordstone.state.table import DELETED, MemoryTable
 from fordstone.testing.contracts.state import Shelf, StateContract, same_rows
 
@@ -40,7 +41,7 @@ class TestTable(StateContract):
         return table()
 
     def change(self, state: State, step: int) -> None:
-        assert isinstance(state, MemoryTable)
+        assert isinstance(state, Table)
         state.put(
             rows(*((f"key {number}", number * step, f"step {step}") for number in range(step * 3, step * 3 + 30)))
         )
@@ -49,7 +50,7 @@ class TestTable(StateContract):
             state.put(rows((f"key {step * 5}", -1, None)))
 
     def rows(self, state: State) -> pl.DataFrame:
-        assert isinstance(state, MemoryTable)
+        assert isinstance(state, Table)
         return state.scan()
 
 
@@ -57,7 +58,7 @@ class TestTableOfNumbers(TestTable):
     """The contract on a table large beside its changes, so that pieces add up."""
 
     def change(self, state: State, step: int) -> None:
-        assert isinstance(state, MemoryTable)
+        assert isinstance(state, Table)
         if step == 0:
             state.put(rows(*((f"key {number}", number, None) for number in range(500))))
         state.put(rows(*((f"key {number}", -number * step, "again") for number in range(step * 7, step * 7 + 10))))
@@ -86,6 +87,9 @@ KEYS: dict[str, tuple[pl.DataType, st.SearchStrategy[object]]] = {
 }
 
 
+MakeTable = Callable[..., Table]
+
+
 def plain(value: object) -> object:
     return "NaN" if isinstance(value, float) and math.isnan(value) else value
 
@@ -93,10 +97,11 @@ def plain(value: object) -> object:
 class Model:
     """A table beside a dict, with a disk to crash back to."""
 
-    def __init__(self, key: list[str], schema: dict[str, pl.DataType]) -> None:
+    def __init__(self, key: list[str], schema: dict[str, pl.DataType], make: MakeTable) -> None:
         self.key, self.schema = key, schema
+        self.make = make
         self.shelf = Shelf()
-        self.table = MemoryTable(key, schema=schema)
+        self.table = make(key, schema=schema)
         self.held: dict[tuple[object, ...], dict[str, object]] = {}
         self.refs: tuple[RunRef, ...] = ()
         self.saved: dict[tuple[object, ...], dict[str, object]] = {}
@@ -117,7 +122,7 @@ class Model:
         self.saved = dict(self.held)
 
     def crash(self) -> None:
-        self.table = MemoryTable(self.key, schema=self.schema)
+        self.table = self.make(self.key, schema=self.schema)
         self.table.load(self.shelf.pieces(self.refs), watermark_us=TIME_MIN_US)
         self.held = dict(self.saved)
 
@@ -126,10 +131,10 @@ class Model:
         self.commit()
         fresh: list[Piece] = []
         for subtask in range(parallelism):
-            part = MemoryTable(self.key, schema=self.schema)
+            part = self.make(self.key, schema=self.schema)
             part.load(self.shelf.owned(self.refs, self.key, subtask, parallelism), watermark_us=TIME_MIN_US)
             fresh += self.shelf.pieces(self.shelf.write(part.freeze()))
-        self.table = MemoryTable(self.key, schema=self.schema)
+        self.table = self.make(self.key, schema=self.schema)
         self.table.load(fresh, watermark_us=TIME_MIN_US)
 
     def merge(self, start: float, stop: float) -> None:
@@ -147,10 +152,14 @@ class Model:
 @examples(150)
 @given(st.data())
 def test_any_history_of_a_table_is_that_of_a_dict(data: st.DataObject) -> None:
+    check_any_history(data, MemoryTable)
+
+
+def check_any_history(data: st.DataObject, make: MakeTable) -> None:
     key = data.draw(st.lists(st.sampled_from(sorted(KEYS)), min_size=1, max_size=2, unique=True), label="key")
     values = data.draw(st.lists(st.sampled_from(sorted(set(ANY) - set(key))), max_size=3, unique=True), label="values")
     columns = {**{name: KEYS[name] for name in key}, **{name: ANY[name] for name in values}}
-    model = Model(key, {name: dtype for name, (dtype, _) in columns.items()})
+    model = Model(key, {name: dtype for name, (dtype, _) in columns.items()}, make)
     row = st.fixed_dictionaries({name: st.none() | strategy for name, (_, strategy) in columns.items()})
     for _ in range(data.draw(st.integers(1, 10), label="calls")):
         action = data.draw(

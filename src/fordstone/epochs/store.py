@@ -531,11 +531,17 @@ class Merged:
 
 
 def merge_state(store: CheckpointStore, state: State, *, first: Piece | None = None) -> bool:
-    """Merge the pieces that the state names, if any; return whether it did. Runs off the task's thread.
+    """Merge or rewrite the pieces that the state names, if any; return whether it did. Runs off the task's thread.
 
     `first` is the first piece of the newest freeze, if known: when the merge begins with it, tombstones have nothing
     older to hide and go too.
     """
+    rewrite = state.rewrite()
+    if rewrite is not None:
+        written = [Piece(ref=store.write_run(frame)) for frame in rewrite.frames]
+        store.failpoints.hit("merge.written")
+        rewrite.done(rewrite.old, written)
+        return True
     pieces = state.mergeable()
     if not pieces:
         return False

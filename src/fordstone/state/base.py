@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,6 +79,16 @@ class Piece:
                 self._make = None
             return self._frame
 
+    def read(self) -> pl.DataFrame:
+        """The rows, as `frame` gives them, but without holding on to them."""
+        with self._lock:
+            if self._frame is not None:
+                return self._frame
+            make = self._make
+        if make is None:
+            raise LookupError("the rows of this piece are on disk only")
+        return make()
+
     def written(self, ref: RunRef) -> None:
         """Called once by the writer when the rows are durable as `ref`."""
         with self._lock:
@@ -125,6 +135,17 @@ class PieceList:
             self._pieces = tuple(piece for piece in self._pieces if not any(piece is dead for dead in gone))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewrite:
+    """What to write in place of pieces, without reading them."""
+
+    old: tuple[Piece, ...]
+    frames: Iterator[pl.DataFrame]
+    """The rows, in frames for one piece each. They can be gone through once."""
+    done: Callable[[Sequence[Piece], Sequence[Piece]], None]
+    """Called with the old pieces and the new ones, which are durable."""
+
+
 class State(ABC):
     """One named state of one operator on one subtask. Called by one thread, except `combine` and `merged`."""
 
@@ -160,6 +181,18 @@ class State(ABC):
     @abstractmethod
     def merged(self, old: Sequence[Piece], new: Piece) -> None:
         """Use `new` (durable) in place of `old`, unless they have gone. Called off the task's thread."""
+
+    def rewrite(self) -> Rewrite | None:
+        """What to write in place of old pieces; None: nothing. Called by the merger; if that fails, it is asked again later.
+
+        For states that have their rows elsewhere than in memory: `combine` would need the rows of all pieces at once.
+        """
+        return None
+
+    @property
+    def loads_lazily(self) -> bool:
+        """Whether `load` reads one piece after the other, with `Piece.read`, so that not all of them need to be in memory."""
+        return False
 
     @property
     @abstractmethod
@@ -209,6 +242,17 @@ def _cheapest(rows: Sequence[int | None]) -> range | None:
         if len(counts) == PIECES_MAX and (best is None or sum(counts) < best_rows):
             best, best_rows = range(start, start + PIECES_MAX), sum(counts)
     return best
+
+
+def first_within(pieces: Sequence[Piece], rows_max: int) -> Sequence[Piece]:
+    """The first of some written pieces, at least two, that have no more rows together."""
+    count = rows = 0
+    for piece in pieces:
+        rows += 0 if piece.ref is None else piece.ref.rows
+        if rows > rows_max and count > 1:
+            break
+        count += 1
+    return pieces[:count]
 
 
 FOUND: Final = "__found"

@@ -194,7 +194,7 @@ class MemoryTable(Table):
 
     def combine(self, frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:
         """The last row of each key; without tombstones when nothing older is left for them to hide."""
-        rows = pl.concat(frames).unique(subset=self._key, keep="last", maintain_order=True)
+        rows = last_rows(frames, self._key)
         return rows.filter(~pl.col(DELETED)) if oldest else rows
 
     def merged(self, old: Sequence[Piece], new: Piece) -> None:
@@ -208,6 +208,11 @@ class MemoryTable(Table):
         self._dirty = np.concatenate([self._dirty, more])
         self._stored = np.concatenate([self._stored, more])
         self._row = np.zeros(capacity, dtype=np.int32)
+
+
+def last_rows(frames: Sequence[pl.DataFrame], key: Sequence[str]) -> pl.DataFrame:
+    """The last row of each key, or its tombstone."""
+    return pl.concat(frames).unique(subset=key, keep="last", maintain_order=True)
 
 
 def _rows(

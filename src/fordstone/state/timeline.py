@@ -1,4 +1,4 @@
-"""Timelines and buffers in memory: rows that live until their time has come.
+"""Timelines and buffers: rows that live until their time has come, in memory or, with `pieces_on_disk`, in files.
 
 Rows arrive open. A barrier seals the open rows into a piece; pieces stay in memory, because they are the state. Every piece is
 ordered by time, so that the rows due at a bound are a slice of it, found by bisection: closing costs what it returns, not what
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -33,13 +34,19 @@ from fordstone.state.base import (
     SearchBuffer,
     State,
     Timeline,
+    first_within,
     pieces_to_merge,
 )
 
 NEVER_US: Final = TIME_MAX_US + 1
 """The time of rows that are never due."""
+Rows = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint32]
+Mask = npt.NDArray[np.bool_]
 DEAD_SHARE_MAX: Final = 0.75
 """A large piece with more dead rows than this is worth writing again."""
+MERGE_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Of rows that are on disk no more than this is merged at once."""
 DEAD_ROWS_MIN: Final = 65536
 """Pieces with fewer dead rows than this are left alone: they cost next to nothing."""
 
@@ -64,16 +71,20 @@ class TimedPiece(Piece):
         self._size_bytes = size_bytes
         self._time = time
         self._times: npt.NDArray[np.int64] | None = None
-        self.index: _Index | None = None
+        self.index: KeyTimeIndex | None = None
         """By key, once it has been searched."""
 
     def _rank(self, bound_us: int) -> int:
         """How many rows have a time up to `bound_us`. Makes the rows only when that cannot be known without."""
         if bound_us < self.least_us or self._time is None:
             return 0
-        if self._times is None:
-            self._times = times_of(self.frame(), self._time).to_numpy()
-        return int(self._times.searchsorted(bound_us, "right"))
+        return int(self._row_times(self._time).searchsorted(bound_us, "right"))
+
+    def _row_times(self, time: str) -> Rows:
+        times = self._times
+        if times is None:
+            times = self._times = times_of(self.frame(), time).to_numpy()
+        return times
 
     def between(self, after_us: int, until_us: int) -> pl.DataFrame:
         """The rows with `after_us` < time <= `until_us`, without copying them."""
@@ -97,8 +108,25 @@ class TimedPiece(Piece):
         """The least time after `bound_us`, or `NEVER_US`."""
         if bound_us < self.least_us:
             return self.least_us
-        rank = self._rank(bound_us)
-        return int(self._times[rank]) if self._times is not None and rank < self._times.size else NEVER_US
+        if self._time is None:
+            return NEVER_US
+        times = self._row_times(self._time)
+        rank = times.searchsorted(bound_us, "right")
+        return int(times[rank]) if rank < times.size else NEVER_US
+
+    def index_by(self, key: Sequence[str], time: str) -> KeyTimeIndex:
+        """The index by key, made when the piece is first searched."""
+        if self.index is None:
+            frame = self.frame()
+            self.index = KeyTimeIndex(frame, key, times_of(frame, time).to_numpy())
+        return self.index
+
+    def rows_at(self, places: Rows) -> pl.DataFrame:
+        """The rows at these places."""
+        return self.frame()[places]
+
+    def store(self) -> None:
+        """Move the rows to where pieces of this kind keep them: here they stay in memory."""
 
     def size_bytes(self) -> int:
         """About how much memory the rows take; a guess from above while they are not made."""
@@ -132,12 +160,29 @@ class OpenRows:
         self.most_us = max(self.most_us, most_us)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDisk:
+    """How rows are kept in files."""
+
+    make_piece: Callable[..., TimedPiece]
+    """Makes a piece that `store` moves to a file. Called as `TimedPiece` is."""
+    open_bytes_max: int
+    """Open rows, and pieces that wait to be written, are moved to files from this size on."""
+    merged_bytes_max: int
+    """Pieces with more bytes of rows than this are not merged with others."""
+
+
 class TimedRows(State):
     """Open rows, and pieces ordered by time. Base of the shapes whose rows are dropped when their time has come."""
 
-    def __init__(self, key: Sequence[str], *, time_column: str | None) -> None:
+    def __init__(self, key: Sequence[str], *, time_column: str | None, on_disk: OnDisk | None = None) -> None:
+        """`on_disk`: how rows are kept in files; None: they stay in memory."""
         self._key = tuple(key)
         self._time = time_column
+        self._on_disk = on_disk
+        self._make_piece: type[TimedPiece] | Callable[..., TimedPiece] = (
+            TimedPiece if on_disk is None else on_disk.make_piece
+        )
         self._pieces = PieceList()
         self._empty: pl.DataFrame | None = None
         self._closed_us = TIME_MIN_US
@@ -145,6 +190,8 @@ class TimedRows(State):
         self._ordered: list[TimedPiece] = []
         """Open rows that a close or a coalescing has put in order; older than `_raw`, oldest first."""
         self._raw = OpenRows()
+        self._row_bytes = 1
+        """About, of the widest rows so far."""
 
     @abstractmethod
     def _compacted(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -157,6 +204,10 @@ class TimedRows(State):
     @property
     def keeps_frames(self) -> bool:
         return True
+
+    @property
+    def loads_lazily(self) -> bool:
+        return self._on_disk is not None
 
     @property
     def closed_us(self) -> int:
@@ -184,6 +235,16 @@ class TimedRows(State):
             raise ValueError(f"a row with {self._time} = {least_us} came after {self._closed_us} had been closed.")
         self._raw.append(frame, least_us, most_us)
         self._least_us = min(self._least_us, least_us)
+        self._row_bytes = max(self._row_bytes, self._raw.size_bytes // self._raw.rows)
+        if self._on_disk is not None and self._open_bytes() > self._on_disk.open_bytes_max:
+            self._coalesce()
+            if 2 * self._open_bytes() > self._on_disk.open_bytes_max:
+                piece = self._ordered.pop()
+                piece.store()
+                self._pieces.append(piece)
+
+    def _open_bytes(self) -> int:
+        return self._raw.size_bytes + sum(piece.size_bytes() for piece in self._ordered)
 
     def _due(self, bound_us: int) -> list[pl.DataFrame]:
         """Remove the rows with time <= `bound_us` and give them, oldest arrivals first. Free when none are due."""
@@ -252,9 +313,14 @@ class TimedRows(State):
             size_bytes = raw.size_bytes + sum(piece.size_bytes() for piece in ordered)
             make = partial(self._in_order, frames)
             self._pieces.append(
-                TimedPiece(make=make, time=self._time, span_us=(least_us, most_us), size_bytes=size_bytes)
+                self._make_piece(make=make, time=self._time, span_us=(least_us, most_us), size_bytes=size_bytes)
             )
         self._ordered, self._raw = [], OpenRows()
+        if self._on_disk is not None:
+            waiting = [piece for piece in self._held() if piece.ref is None]
+            if sum(piece.size_bytes() for piece in waiting) > self._on_disk.open_bytes_max:
+                for piece in waiting:
+                    piece.store()
         return self._pieces.snapshot()
 
     def load(self, pieces: Sequence[Piece], *, watermark_us: int) -> None:
@@ -268,15 +334,19 @@ class TimedRows(State):
             if span_us is not None and span_us[0] > self._closed_us:
                 # All of it is alive: the rows are not needed before some of them are due.
                 size_bytes = 0 if piece.ref is None else piece.ref.size_bytes
+                make = piece.frame if self._on_disk is None else piece.read
                 held.append(
-                    TimedPiece(make=piece.frame, time=self._time, span_us=span_us, size_bytes=size_bytes, ref=piece.ref)
+                    self._make_piece(make=make, time=self._time, span_us=span_us, size_bytes=size_bytes, ref=piece.ref)
                 )
                 continue
-            frame = piece.frame()
+            frame = piece.read()
             if self._empty is None and frame.width:
                 self._empty = frame.clear()
-            timed = self._piece(self._alive(frame), ref=piece.ref)
-            if timed.frame().height:
+            frame = self._alive(frame)
+            if frame.height:
+                self._row_bytes = max(self._row_bytes, int(frame.estimated_size()) // frame.height)
+                timed = self._piece(frame, ref=piece.ref)
+                timed.store()
                 held.append(timed)
         self._pieces.reset(held)
         self._least_us = min((piece.next_us(self._closed_us) for piece in held), default=NEVER_US)
@@ -285,14 +355,23 @@ class TimedRows(State):
         """Written neighbours of like size, or one large piece that is mostly dead."""
         held, closed_us = self._held(), self._closed_us
         rows = [piece.rows_after(closed_us) if piece.ref is not None else None for piece in held]
-        found = pieces_to_merge(rows)
+        found = pieces_to_merge(
+            [count if self._is_small(piece) else None for piece, count in zip(held, rows, strict=True)]
+        )
         if found is not None:
-            return held[found.start : found.stop]
+            some = held[found.start : found.stop]
+            return some if self._on_disk is None else tuple(first_within(some, MERGE_BYTES_MAX // self._row_bytes))
         for piece, alive in zip(held, rows, strict=True):
             rows_in_all = 0 if alive is None else piece.rows_after(TIME_MIN_US)
             if alive is not None and rows_in_all - alive > max(DEAD_ROWS_MIN, DEAD_SHARE_MAX * rows_in_all):
                 return (piece,)
         return ()
+
+    def _is_small(self, piece: TimedPiece) -> bool:
+        """Whether merging it needs little memory."""
+        if self._on_disk is None or piece.ref is None:
+            return True
+        return piece.ref.rows * self._row_bytes <= self._on_disk.merged_bytes_max
 
     def combine(self, frames: Sequence[pl.DataFrame], *, oldest: bool) -> pl.DataFrame:  # noqa: ARG002 - no tombstones here
         """Merge, without the rows that are dead by now: no later checkpoint could bring them back."""
@@ -340,18 +419,18 @@ class TimedRows(State):
     def _piece(self, frame: pl.DataFrame, *, ref: RunRef | None = None) -> TimedPiece:
         """A piece of these rows, put in order by time where they are not."""
         if frame.height == 0:
-            return TimedPiece(frame, time=self._time, span_us=(NEVER_US, TIME_MIN_US), ref=ref)
+            return self._make_piece(frame, time=self._time, span_us=(NEVER_US, TIME_MIN_US), ref=ref)
         span_us = self._extremes(frame)
         if self._time is not None and not times_of(frame, self._time).is_sorted():
             frame = frame.sort(self._time, maintain_order=True)
-        return TimedPiece(frame, time=self._time, span_us=span_us, ref=ref)
+        return self._make_piece(frame, time=self._time, span_us=span_us, ref=ref)
 
 
 class MemoryBuffer(TimedRows, Buffer):
     """Rows ordered by time."""
 
-    def __init__(self, key: Sequence[str], *, time_column: str) -> None:
-        super().__init__(key, time_column=time_column)
+    def __init__(self, key: Sequence[str], *, time_column: str, on_disk: OnDisk | None = None) -> None:
+        super().__init__(key, time_column=time_column, on_disk=on_disk)
         self._column = time_column
 
     def add(self, frame: pl.DataFrame) -> None:
@@ -394,8 +473,9 @@ class MemoryTimeline(TimedRows, Timeline):
         time_column: str | None,
         merge_rows: Callable[[pl.DataFrame], pl.DataFrame],
         coalesce_rows_min: int = COALESCE_ROWS_MIN,
+        on_disk: OnDisk | None = None,
     ) -> None:
-        super().__init__(key, time_column=time_column)
+        super().__init__(key, time_column=time_column, on_disk=on_disk)
         self._coalesce_rows_min = coalesce_rows_min
         self._merge_rows = merge_rows
         self._patience = 1
@@ -434,11 +514,6 @@ class MemoryTimeline(TimedRows, Timeline):
         return merged
 
 
-Rows = npt.NDArray[np.int64]
-Hashes = npt.NDArray[np.uint32]
-Mask = npt.NDArray[np.bool_]
-
-
 class MemorySearchBuffer(MemoryBuffer, SearchBuffer):
     """Rows that can be searched by key and time."""
 
@@ -465,22 +540,16 @@ class MemorySearchBuffer(MemoryBuffer, SearchBuffer):
         by_hash = (hashes >> np.uint32(16)).astype(np.uint16).argsort(kind="stable")
         if (there := _there(asked.keys)) is not None:
             by_hash = by_hash[there.take(by_hash)]
-        pairs = [self._index(piece).search(hashes, asked, by_hash) for piece in pieces]
+        pairs = [piece.index_by(self._key, self._column).search(hashes, asked, by_hash) for piece in pieces]
         # One call for all columns of a piece, and the rest for all pieces together: calls are what small batches cost.
-        rows = [piece.frame()[at] for piece, (_, at) in zip(pieces, pairs, strict=True) if at.size]
+        rows = [piece.rows_at(at) for piece, (_, at) in zip(pieces, pairs, strict=True) if at.size]
         if not rows:
             return None
         found = Found(asked=np.concatenate([number for number, _ in pairs]), rows=pl.concat(rows))
         return _equal(found, asked.keys[found.asked])
 
-    def _index(self, piece: TimedPiece) -> _Index:
-        if piece.index is None:
-            frame = piece.frame()
-            piece.index = _Index(frame, self._key, times_of(frame, self._column).to_numpy())
-        return piece.index
 
-
-class _Index:
+class KeyTimeIndex:
     """The rows of a frame that is ordered by time, by the hash of their key, then by time. Rows with a null key are left out.
 
     A search costs the steps of a bisection and what it finds, however many rows a key has. Made when a piece is first searched,
@@ -499,6 +568,12 @@ class _Index:
         self._order = order
         # A row's number is its place in time: hash and place together are one number that ascends.
         self._codes: Rows = self._code(hashes.take(order)) + order
+
+    def map_to(self, path: str) -> None:
+        """Keep the numbers in files, which are mapped into memory."""
+        for name in ("_times", "_order", "_codes"):
+            np.save(f"{path}{name}.npy", getattr(self, name))
+            setattr(self, name, np.load(f"{path}{name}.npy", mmap_mode="r"))
 
     def _code(self, hashes: Hashes) -> Rows:
         return hashes.astype(np.int64) * (self._times.size + 1)

@@ -1,0 +1,171 @@
+"""State by backend: key updates per second as a running aggregate does them, checkpoints, restarts.
+
+    python bench/state.py [--keys 1000000] [--seconds 5]
+
+One update is a `get` and a `put` of a key, in batches of 64 Ki keys that are drawn at random. The table in memory is beside it, in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.state.base import FOUND, Piece, RunRef, Table
+from fordstone.state.rocksdb import RocksCache, RocksTable
+from fordstone.state.table import MemoryTable
+from fordstone.state.working import WorkingFiles
+
+BATCH_ROWS = 65_536
+CACHE_BYTES = 256 * 1024 * 1024  # as on a machine with 4 GiB and more
+SCHEMA: dict[str, pl.DataType] = {
+    "device": pl.String(),
+    "n": pl.Int64(),
+    "total": pl.Float64(),
+    "low": pl.Float64(),
+    "high": pl.Float64(),
+}
+
+
+def batches(keys: int, seed: int) -> Iterator[pl.DataFrame]:
+    """Distinct keys, as a running aggregate has them after it has merged its partial rows."""
+    rng = np.random.default_rng(seed)
+    names = pl.Series([f"device-{number:08d}" for number in range(keys)])
+    while True:
+        picked = rng.choice(keys, BATCH_ROWS, replace=False) if keys > BATCH_ROWS else np.arange(keys)
+        values = rng.random(picked.size)
+        yield pl.DataFrame(
+            {
+                "device": names.gather(picked),
+                "n": np.ones(picked.size, dtype=np.int64),
+                "total": values,
+                "low": values,
+                "high": values,
+            }
+        )
+
+
+def update(table: Table, changed: pl.DataFrame) -> None:
+    """What `operators.aggregate.running` does with the partial rows of a batch: count, sum, least, most."""
+    known = table.get(changed.select("device"))
+    before = known.filter(pl.col(FOUND)).select(changed.columns)
+    if before.height:
+        changed = (
+            pl.concat([before, changed])
+            .group_by("device")
+            .agg(pl.col("n").sum(), pl.col("total").sum(), pl.col("low").min(), pl.col("high").max())
+        )
+    table.put(changed)
+
+
+def measure(name: str, make: Callable[[], Table], keys: int, seconds: float) -> dict[str, object]:
+    table = make()
+    filled = next(batches(keys, 0)).clear()
+    for start in range(0, keys, BATCH_ROWS):
+        count = min(BATCH_ROWS, keys - start)
+        names = [f"device-{number:08d}" for number in range(start, start + count)]
+        filled = pl.DataFrame(
+            {"device": names, "n": [1] * count, "total": [0.5] * count, "low": [0.5] * count, "high": [0.5] * count}
+        )
+        table.put(filled)
+    table.freeze()
+    some = batches(keys, 1)
+    rates: list[tuple[float, float]] = []
+    freezes_ms: list[float] = []
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends or len(rates) < 5:
+        batch = next(some)
+        began, began_cpu = time.perf_counter(), time.process_time()
+        update(table, batch)
+        took = time.perf_counter() - began
+        rates.append((batch.height / took, batch.height / max(1e-9, time.process_time() - began_cpu)))
+        began = time.perf_counter()
+        pieces = table.freeze()
+        freezes_ms.append(1000 * (time.perf_counter() - began))
+        for piece in pieces:
+            if piece.ref is None:
+                piece.written(RunRef(digest=f"{id(piece)}", size_bytes=1, rows=piece.frame().height))
+    wall, cpu = (sorted(column) for column in zip(*rates, strict=True))
+    began = time.perf_counter()
+    rows = table.scan().height
+    scan_s = time.perf_counter() - began
+    return {
+        "backend": name,
+        "keys": rows,
+        "updates_per_s": round(wall[len(wall) // 2]),
+        "updates_per_s_best": round(wall[-1]),
+        "updates_per_cpu_s": round(cpu[len(cpu) // 2]),
+        "freeze_ms_median": round(sorted(freezes_ms)[len(freezes_ms) // 2], 2),
+        "freeze_ms_max": round(max(freezes_ms), 1),
+        "scan_rows_per_s": round(rows / scan_s),
+        "memory_mib": round(table.size_bytes() / 2**20),
+    }
+
+
+def restart(directory: Path, keys: int) -> dict[str, object]:
+    """How long a restart takes: from the copy of the database, and from runs."""
+    cache = RocksCache(CACHE_BYTES)
+    table = RocksTable(["device"], schema=SCHEMA, files=WorkingFiles(directory), cache=cache)
+    stored: dict[str, pl.DataFrame] = {}
+    rows = next(batches(keys, 0)).clear()
+    for start in range(0, keys, BATCH_ROWS):
+        count = min(BATCH_ROWS, keys - start)
+        names = [f"device-{number:08d}" for number in range(start, start + count)]
+        rows = pl.DataFrame(
+            {"device": names, "n": [1] * count, "total": [0.5] * count, "low": [0.5] * count, "high": [0.5] * count}
+        )
+        table.put(rows)
+    for piece in table.freeze():
+        stored[str(id(piece))] = piece.frame()
+        piece.written(RunRef(digest=str(id(piece)), size_bytes=1, rows=piece.frame().height))
+    refs = [piece.ref for piece in table.freeze() if piece.ref is not None]
+    del table
+    gc.collect()
+    found = {}
+    for way in ("copy", "runs"):
+        again = RocksTable(["device"], schema=SCHEMA, files=WorkingFiles(directory), cache=cache)
+        pieces = [Piece(make=lambda ref=ref: stored[ref.digest], ref=ref) for ref in refs]  # type: ignore[misc]
+        began = time.perf_counter()
+        again.load(pieces, watermark_us=TIME_MIN_US)
+        again.get(rows.select("device").head(10))
+        found[f"restart_from_{way}_s"] = round(time.perf_counter() - began, 2)
+        del again
+        gc.collect()
+    return {"backend": "rocksdb", "keys": keys, **found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    given = parser.parse_args()
+    root = Path(tempfile.mkdtemp())
+    try:
+        cache, files = RocksCache(CACHE_BYTES), WorkingFiles(root / "rocksdb")
+        print(json.dumps(measure("memory", lambda: MemoryTable(["device"], schema=SCHEMA), given.keys, given.seconds)))
+        print(
+            json.dumps(
+                measure(
+                    "rocksdb",
+                    lambda: RocksTable(["device"], schema=SCHEMA, files=files, cache=cache),
+                    given.keys,
+                    given.seconds,
+                )
+            )
+        )
+        print(json.dumps(restart(root / "restart", given.keys)))
+    finally:
+        shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main()

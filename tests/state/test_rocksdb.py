@@ -1,0 +1,402 @@
+"""RocksTable: the contract, random histories beside a dict, and what it promises about memory, restarts and cost."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+from unittest.mock import patch
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+from tests.examples import examples
+from tests.state import test_table
+from tests.state.test_table import SCHEMA, check_any_history, keys, rows
+
+from fordstone.errors import NotInstalledError
+from fordstone.lang.duration import TIME_MIN_US
+from fordstone.state import rocksdb
+from fordstone.state.base import FOUND, Piece, RunRef, State
+from fordstone.state.rocksdb import RocksCache, RocksTable
+from fordstone.state.table import MemoryTable
+from fordstone.state.working import WorkingFiles
+from fordstone.testing.contracts.state import Shelf, same_rows
+
+# Opening a database syncs a few files, which no test here is about.
+SHARED_MEMORY = Path("/dev/shm")
+FILES = WorkingFiles(Path(mkdtemp(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)))
+CACHE = RocksCache(1 << 20)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_files_are_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    shutil.rmtree(FILES._given or "")
+
+
+def table(
+    key: Sequence[str] = ("k",),
+    *,
+    schema: Any = SCHEMA,
+    sub_key: Sequence[str] = (),
+    files: WorkingFiles = FILES,
+    keep_rows_min: int = 20,
+) -> RocksTable:
+    return RocksTable(key, schema=schema, sub_key=sub_key, files=files, cache=CACHE, keep_rows_min=keep_rows_min)
+
+
+def numbered(numbers: Sequence[int], note: str | None = None) -> pl.DataFrame:
+    return rows(*((f"key {number}", number, note) for number in numbers))
+
+
+class TestRocksTable(test_table.TestTable):
+    def make(self) -> State:
+        return table()
+
+
+class TestRocksTableOfNumbers(test_table.TestTableOfNumbers):
+    def make(self) -> State:
+        return table()
+
+
+@examples(60)
+@given(st.data())
+def test_any_history_of_a_table_in_rocksdb_is_that_of_a_dict(data: st.DataObject) -> None:
+    check_any_history(data, table)
+
+
+@examples(60)
+@given(st.data())
+def test_any_history_is_the_same_when_rows_are_read_and_moved_a_few_at_a_time(data: st.DataObject) -> None:
+    few: dict[str, Any] = {
+        "CHUNK_ROWS": 2,
+        "CHUNK_BYTES": 20,
+        "RUN_BYTES": 60,
+        "CHANGES_BYTES_MAX": 100,
+        "BATCH_ROWS_MAX": 1,
+    }
+    with patch.multiple(rocksdb, **few):
+        check_any_history(data, table)
+
+
+# Pieces that are rewritten from the database.
+
+
+def merged_again_and_again(state: RocksTable, shelf: Shelf) -> int:
+    """Rewrite and merge as the merger does; gives how often all was rewritten."""
+    rewrite = state.rewrite()
+    if rewrite is None:
+        if old := state.mergeable():
+            shelf.merge(state, old)
+        return 0
+    rewrite.done(rewrite.old, [Piece(ref=shelf.put(frame)) for frame in rewrite.frames])
+    return 1
+
+
+def test_pieces_are_rewritten_when_they_have_several_times_the_rows_of_the_table() -> None:
+    shelf, state = Shelf(), table()
+    rewritten = 0
+    most = 0
+    for epoch in range(40):
+        state.put(numbered(range(2000), f"epoch {epoch}"))
+        state.delete(keys(f"key {epoch}"))
+        shelf.write(state.freeze())
+        # The task goes on before the merger comes: what it puts now is not in what is rewritten.
+        state.put(rows(("key 7", -epoch, "later")))
+        rewritten += merged_again_and_again(state, shelf)
+        refs = shelf.write(state.freeze())
+        most = max(most, sum(ref.rows for ref in refs))
+        again = table()
+        again.load(shelf.pieces(refs), watermark_us=TIME_MIN_US)
+        same_rows(again.scan(), state.scan())
+    assert rewritten > 1
+    assert most < 5 * 4096
+    assert len(state) == 1999
+
+
+def test_a_rewrite_that_fails_is_tried_again_later() -> None:
+    shelf, state = Shelf(), table()
+    for epoch in range(8):
+        state.put(numbered(range(3000), f"epoch {epoch}"))
+        shelf.write(state.freeze())
+    first = state.rewrite()
+    assert first is not None
+    next(first.frames)
+    assert state.rewrite() is None
+    pieces = state.freeze()
+    assert sum(piece.ref.rows for piece in pieces if piece.ref is not None) == 8 * 3000
+    second = state.rewrite()
+    assert second is not None
+    second.done(second.old, [Piece(ref=shelf.put(frame)) for frame in second.frames])
+    again = table()
+    again.load(shelf.pieces(shelf.write(state.freeze())), watermark_us=TIME_MIN_US)
+    same_rows(again.scan(), state.scan())
+
+
+# Copies by hard links.
+
+
+class Restarts:
+    """A table on one working directory, across processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.shelf = Shelf()
+        self.refs: tuple[RunRef, ...] = ()
+        self.state = self.started()
+
+    def started(self) -> RocksTable:
+        """As a process that was killed is started again: nothing was closed in order."""
+        return table(files=WorkingFiles(self.directory))
+
+    def commit(self) -> None:
+        self.refs = self.shelf.write(self.state.freeze())
+
+    def restart(self) -> list[str]:
+        """Load the last checkpoint. Gives the runs that had to be read."""
+        read: list[str] = []
+
+        def reading(ref: RunRef) -> pl.DataFrame:
+            read.append(ref.digest)
+            return self.shelf.frame(ref)
+
+        del self.state
+        gc.collect()
+        self.state = self.started()
+        pieces = [Piece(make=lambda ref=ref: reading(ref), ref=ref) for ref in self.refs]  # type: ignore[misc]
+        self.state.load(pieces, watermark_us=TIME_MIN_US)
+        return read
+
+
+def test_a_restart_reads_only_what_came_after_the_copy(tmp_path: Path) -> None:
+    run = Restarts(tmp_path)
+    run.state.put(numbered(range(100)))
+    run.commit()
+    run.commit()  # The copy gets its name when its pieces are written.
+    run.state.put(numbered(range(3), "after it"))
+    run.state.delete(keys("key 50"))
+    run.commit()
+    expected = run.state.scan()
+    assert run.restart() == [run.refs[1].digest]
+    same_rows(run.state.scan(), expected)
+    assert len(run.state) == 99
+    # The copy was used up: the next barrier makes another.
+    run.commit()
+    run.commit()
+    assert run.restart() == []
+    same_rows(run.state.scan(), expected)
+
+
+def test_a_copy_shares_its_files_with_the_database(tmp_path: Path) -> None:
+    run = Restarts(tmp_path)
+    run.state.put(numbered(range(100)))
+    run.commit()
+    run.commit()
+    tables = list(tmp_path.glob("kept/*/*.sst"))
+    assert tables
+    assert all(file.stat().st_nlink > 1 for file in tables)
+
+
+def test_a_copy_counts_for_no_other_list_of_runs(tmp_path: Path) -> None:
+    run = Restarts(tmp_path)
+    run.state.put(numbered(range(100)))
+    run.commit()
+    older = run.refs
+    run.state.put(numbered(range(30), "newer"))
+    run.commit()
+    run.commit()
+    run.refs = older
+    assert run.restart() == [older[0].digest]
+    same_rows(run.state.scan(), numbered(range(100)))
+
+
+def test_what_was_written_after_the_copy_and_never_sealed_is_not_there_after_a_restart(tmp_path: Path) -> None:
+    run = Restarts(tmp_path)
+    run.state.put(numbered(range(100)))
+    run.commit()
+    run.commit()
+    expected = run.state.scan()
+    run.state.put(numbered(range(200), "never sealed"))
+    run.state.delete(keys("key 7"))
+    assert run.restart() == []
+    same_rows(run.state.scan(), expected)
+
+
+def test_a_copy_follows_its_pieces_when_they_are_merged(tmp_path: Path) -> None:
+    run = Restarts(tmp_path)
+    for step in range(4):
+        run.state.put(numbered(range(100 * step, 100 * step + 100)))
+        run.commit()
+    run.commit()
+    run.shelf.merge(run.state, run.state.freeze()[:2])
+    run.commit()
+    expected = run.state.scan()
+    assert len(run.refs) == 3
+    assert len(run.restart()) < 3
+    same_rows(run.state.scan(), expected)
+
+
+def test_a_damaged_copy_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = Restarts(tmp_path)
+    run.state.put(numbered(range(100)))
+    run.commit()
+    run.commit()
+    expected = run.state.scan()
+    for file in tmp_path.glob("kept/*/MANIFEST-*"):
+        file.write_bytes(file.read_bytes()[:-20])
+        (file.parent / "CURRENT").write_text("MANIFEST-999999\n")
+    assert run.restart() == [ref.digest for ref in run.refs]
+    assert "copy of a database could not be used" in caplog.text
+    same_rows(run.state.scan(), expected)
+
+
+def test_copies_of_tables_that_are_gone_are_removed(tmp_path: Path) -> None:
+    run = Restarts(tmp_path)
+    run.state.put(numbered(range(100)))
+    run.commit()
+    run.commit()
+    (left,) = tmp_path.glob("kept/*")
+    del run.state
+    gc.collect()
+    other = Restarts(tmp_path)
+    other.state.put(numbered(range(50)))
+    other.commit()
+    assert left.exists()
+    other.commit()
+    assert not left.exists()
+    assert len(list(tmp_path.glob("kept/*"))) == 1
+
+
+def test_working_directories_go_with_their_tables_and_those_of_a_dead_process_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "state-of-a-dead-process").mkdir()
+    files = WorkingFiles(tmp_path)
+    state = table(files=files)
+    state.put(numbered(range(3)))
+    assert [path.name == "kept" for path in sorted(tmp_path.iterdir())] == [True, False]
+    assert not (tmp_path / "state-of-a-dead-process").exists()
+    del state
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+# The index by time.
+
+
+@examples(80)
+@given(st.data())
+def test_keys_until_is_that_of_a_table_in_memory(data: st.DataObject) -> None:
+    schema: dict[str, pl.DataType] = {"k": pl.Int64(), "part": pl.Int64(), "at": pl.Int64(), "x": pl.Int64()}
+    both: tuple[MemoryTable, RocksTable] = (
+        MemoryTable(["k"], schema=schema, sub_key=["part"]),
+        table(["k"], schema=schema, sub_key=["part"]),
+    )
+    times = st.none() | st.integers(-3, 12) | st.sampled_from([-(2**63), 2**63 - 1])
+    row = st.tuples(st.integers(0, 4), st.integers(0, 1), times, st.integers(0, 1))
+    for _ in range(data.draw(st.integers(1, 12))):
+        batch = pl.DataFrame(data.draw(st.lists(row, max_size=5)), schema=schema, orient="row")
+        action = data.draw(st.sampled_from(["put", "put", "delete", "ask", "ask"]))
+        for one in both:
+            if action == "put":
+                one.put(batch)
+            elif action == "delete":
+                one.delete(batch.select("k", "part"))
+        if action == "ask":
+            bound = data.draw(st.integers(-4, 12))
+            after = data.draw(st.none() | st.integers(-5, bound))
+            (in_memory, least), (found, also) = (one.keys_until("at", bound, after=after) for one in both)
+            assert found.schema == in_memory.schema
+            assert sorted(found["k"]) == sorted(in_memory["k"])
+            assert also == least
+
+
+def test_asking_for_what_is_due_reads_no_more_than_what_is() -> None:
+    schema: dict[str, pl.DataType] = {"k": pl.Int64(), "at": pl.Int64()}
+    state = table(["k"], schema=schema)
+    state.put(pl.DataFrame({"k": range(5000), "at": range(5000)}))
+    state.keys_until("at", -1)
+    asked: list[int] = []
+    held = RocksTable._held
+
+    def counting(self: RocksTable, names: Sequence[bytes]) -> list[bytes | None]:
+        asked.append(len(names))
+        return held(self, names)
+
+    with patch.object(RocksTable, "_held", counting):
+        found, least = state.keys_until("at", 9)
+        assert sorted(found["k"]) == list(range(10))
+        assert least == 10
+    assert sum(asked) < 100
+
+
+def test_an_index_survives_a_restart_from_a_copy(tmp_path: Path) -> None:
+    schema: dict[str, pl.DataType] = {"k": pl.Int64(), "at": pl.Int64()}
+    shelf = Shelf()
+
+    def made() -> RocksTable:
+        return table(["k"], schema=schema, files=WorkingFiles(tmp_path))
+
+    state = made()
+    state.put(pl.DataFrame({"k": range(100), "at": range(100)}))
+    assert state.keys_until("at", -1)[1] == 0
+    refs = shelf.write(state.freeze())
+    state.freeze()
+    del state
+    gc.collect()
+    again = made()
+    again.load([Piece(make=lambda: pytest.fail("read"), ref=ref) for ref in refs], watermark_us=TIME_MIN_US)
+    again.put(pl.DataFrame({"k": [3], "at": [1000]}))
+    found, least = again.keys_until("at", 5)
+    assert sorted(found["k"]) == [0, 1, 2, 4, 5]
+    assert least == 6
+
+
+# The rest.
+
+
+def test_get_gives_what_a_table_in_memory_gives() -> None:
+    state = table()
+    state.put(rows(("a", 1, "x"), ("b", None, None), (None, 3, "null is a key")))
+    got = state.get(keys("b", "zz", None, "a", "a"))
+    assert got.columns == ["k", "n", "note", FOUND]
+    assert got.rows() == [
+        ("b", None, None, True),
+        ("zz", None, None, False),
+        (None, 3, "null is a key", True),
+        ("a", 1, "x", True),
+        ("a", 1, "x", True),
+    ]
+
+
+def test_an_empty_table_knows_its_columns_and_opens_no_database(tmp_path: Path) -> None:
+    state = table(files=WorkingFiles(tmp_path / "none"))
+    assert state.scan().schema == pl.Schema(SCHEMA)
+    assert_frame_equal(state.get(keys("a")), MemoryTable(["k"], schema=SCHEMA).get(keys("a")))
+    state.delete(keys("a"))
+    assert state.freeze() == ()
+    assert not (tmp_path / "none").exists()
+
+
+def test_many_changes_of_an_epoch_are_moved_to_files() -> None:
+    shelf, state = Shelf(), table()
+    with patch.object(rocksdb, "CHANGES_BYTES_MAX", 10_000):
+        for start in range(0, 4000, 100):
+            state.put(numbered(range(start, start + 100)))
+            assert state._changes_bytes < 20_000
+        pieces = state.freeze()
+    assert len(pieces) > 3
+    again = table()
+    again.load(shelf.pieces(shelf.write(pieces)), watermark_us=TIME_MIN_US)
+    same_rows(again.scan(), numbered(range(4000)))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(NotInstalledError, match=r"needs the package rocksdict.*fordstone\[rocksdb\]"):
+        rocksdb.check_installed()
