@@ -45,6 +45,7 @@ from fordstone import (
 from fordstone.connectors import MemorySink, files, memory
 from fordstone.connectors import rows as rows_in
 from fordstone.operators.dead_letter import DEAD_LETTERS
+from fordstone.plan.plan import StateKind
 
 SCHEMA = {"k": "string", "ts": "timestamp", "x": "double", "n": "bigint", "s": "string"}
 Row = tuple[str | None, int, float, int | None, str | None]
@@ -908,9 +909,9 @@ class Built:
         return rows_in(str(directory))
 
 
-def build(root: Path, *, mode: Any = "aligned") -> Built:
+def build(root: Path, *, mode: Any = "aligned", state: StateKind = "memory") -> Built:
     """Build the pipeline over the files below `root`."""
-    pipeline = Pipeline("cases", mode=mode)
+    pipeline = Pipeline("cases", mode=mode, state=state)
     rows = pipeline.source("rows", files(str(root / "rows" / "*")), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s")
     left, right = (joining.source(pipeline, name, root) for name in ("l", "r"))
     untimed = pipeline.source("untimed", files(str(root / "rows" / "*")), schema=SCHEMA | {"ts": "string"})

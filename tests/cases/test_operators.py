@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 SMALL_BATCHES = pytest.mark.slow
 RUNS = [
     pytest.param({"mode": "aligned", "parallelism": 1, "batch_rows": 1000}, id="aligned-1-1000"),
+    pytest.param({"mode": "aligned", "parallelism": 1, "batch_rows": 50, "kept": "rocksdb"}, id="rocksdb-1-50"),
+    pytest.param(
+        {"mode": "aligned", "parallelism": 2, "batch_rows": 20, "kept": "file"}, id="file-2-20", marks=SMALL_BATCHES
+    ),
     pytest.param({"mode": "aligned", "parallelism": 3, "batch_rows": 7}, id="aligned-3-7", marks=SMALL_BATCHES),
     pytest.param({"mode": "unaligned", "parallelism": 2, "batch_rows": 3}, id="unaligned-2-3", marks=SMALL_BATCHES),
     pytest.param({"mode": "blocking", "parallelism": 2, "batch_rows": 20}, id="blocking-2-20", marks=pytest.mark.full),
@@ -35,7 +39,7 @@ def on_edge(
     request: pytest.FixtureRequest, given: tuple[Given, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Built:
     options = dict(request.param)
-    built = build(given[1], mode=options.pop("mode"))
+    built = build(given[1], mode=options.pop("mode"), state=options.pop("kept", "memory"))
     built = replace(built, state=tmp_path_factory.mktemp("edge"))
     built.pipeline.run(state=built.state, bounded=True, interval="5ms", **options)
     return built

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from fordstone.errors import ExpressionError, PipelineError
+from fordstone.lang.choices import check_word
 from fordstone.lang.duration import duration_us, positive_us
 from fordstone.operators.with_time import source_of
 from fordstone.plan import plan as p
@@ -55,8 +56,13 @@ class Timing:
 class Graph:
     """The steps of one pipeline."""
 
-    def __init__(self, pipeline: Pipeline, *, guarantee: p.Guarantee | None, mode: p.Mode) -> None:
+    def __init__(
+        self, pipeline: Pipeline, *, guarantee: p.Guarantee | None, mode: p.Mode, state: p.StateKind = "memory"
+    ) -> None:
         self.pipeline = pipeline
+        self._state: p.StateKind = state
+        self._states: dict[str, p.StateKind] = {}
+        """Of the steps that say where their state is kept."""
         self.steps: list[p.Step] = []
         self.types: dict[p.Input, StreamType] = {}
         self.functions: dict[str, Callable[..., Any]] = {}
@@ -71,8 +77,18 @@ class Graph:
 
     def draft(self, *more: p.Step) -> p.Plan:
         """The plan of the steps so far and of `more`. It may have no sink yet."""
-        return p.Plan(
-            pipeline=self.pipeline.name, guarantee=self._guarantee, mode=self._mode, steps=(*self.steps, *more)
+        return self._placed(
+            p.Plan(pipeline=self.pipeline.name, guarantee=self._guarantee, mode=self._mode, steps=(*self.steps, *more))
+        )
+
+    def _placed(self, plan: p.Plan) -> p.Plan:
+        """The plan with where its steps keep their state, if that is not all in memory."""
+        names = {step.name for step in plan.steps}
+        states = {name: kind for name, kind in self._states.items() if name in names}
+        return msgspec.structs.replace(
+            plan,
+            state=msgspec.UNSET if self._state == "memory" else self._state,
+            states=states or msgspec.UNSET,
         )
 
     def plan(self) -> p.Plan:
@@ -114,10 +130,17 @@ class Graph:
             if name in writers:
                 names.append(writers[name])
         draft = self.draft()
-        return msgspec.structs.replace(draft, steps=tuple(step for step in draft.steps if step.name in needed))
+        return self._placed(
+            msgspec.structs.replace(draft, steps=tuple(step for step in draft.steps if step.name in needed))
+        )
 
-    def add(self, step: p.Step) -> p.Input:
-        """Check a step, take it in, and return its output. Raises and changes nothing if it may not stand there."""
+    def add(self, step: p.Step, *, state: p.StateKind | None = None) -> p.Input:
+        """Check a step, take it in, and return its output. Raises and changes nothing if it may not stand there.
+
+        `state`: where its state is kept; None: where that of the pipeline is.
+        """
+        if state is not None:
+            check_state(state, where=f"step {step.name}: ")
         if any(known.name == step.name for known in self.steps):
             automatic = " It is the automatic name of the earlier one." if step.name in self._automatic else ""
             raise PipelineError(
@@ -132,6 +155,8 @@ class Graph:
             self._check_guarantee(draft, step)
         self.steps.append(step)
         self.types = types
+        if state is not None:
+            self._states[step.name] = state
         return p.Input(step.name)
 
     def add_time(self, step: p.WithTime, timing: Timing, *, checks_unit: bool) -> p.Input:
@@ -228,6 +253,11 @@ class Graph:
                     f"sink {sink.name}: the pipeline asks for {self._guarantee}, but the path from {path.source} gives "
                     f"{path.gives}: {path.why}. Use another connector, or leave guarantee= out and take what explain() shows."
                 )
+
+
+def check_state(state: object, *, where: str) -> None:
+    """Raise unless this is a place where state can be kept."""
+    check_word("state", state, get_args(p.StateKind), where=where, error=PipelineError)
 
 
 def graph_of(owner: Pipeline | Stream) -> Graph:

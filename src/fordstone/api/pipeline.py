@@ -7,7 +7,7 @@ from datetime import timedelta
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, Unpack, get_args
 
-from fordstone.api.graph import Graph, Timing
+from fordstone.api.graph import Graph, Timing, check_state
 from fordstone.api.run import OnProgress, Run, Work, shortened
 from fordstone.api.stream import Stream
 from fordstone.api.table import ControlTable, LookupTable, TableRows, table_of
@@ -32,14 +32,26 @@ class Pipeline:
     `guarantee` is `"exactly_once"` by default. If it is given, a path that cannot give it is an error; if
     not, each path gives what its source and sink can, and `explain()` says what that is. `mode` is how barriers are
     taken: `"aligned"`, `"unaligned"` or `"blocking"`.
+
+    `state` is where the edge keeps what steps remember while it runs: in `"memory"`; with `"file"`, windows and rows that wait are on disk; with
+    `"rocksdb"`, what is kept by key as well. Steps take `state=` too. It changes no result and no checkpoint. The directory of
+    checkpoints is another thing, and an option of `run`.
     """
 
-    def __init__(self, name: str, *, guarantee: p.Guarantee | None = None, mode: p.Mode = "aligned") -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        guarantee: p.Guarantee | None = None,
+        mode: p.Mode = "aligned",
+        state: p.StateKind = "memory",
+    ) -> None:
         self.name = checked_name(name, "pipeline")
         if guarantee is not None:
             check_word("guarantee", guarantee, get_args(p.Guarantee), error=PipelineError)
         check_word("mode", mode, get_args(p.Mode), error=PipelineError)
-        self._graph = Graph(self, guarantee=guarantee, mode=mode)
+        check_state(state, where=f"pipeline {self.name}: ")
+        self._graph = Graph(self, guarantee=guarantee, mode=mode, state=state)
 
     def source(
         self,

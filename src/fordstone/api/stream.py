@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack, get_args
 import polars as pl
 
 from fordstone.api.column import Column, expression_source
-from fordstone.api.graph import Graph, Span, Timing, graph_of
+from fordstone.api.graph import Graph, Span, Timing, check_state, graph_of
 from fordstone.api.pattern import MatchOptions, Pattern, match_step
 from fordstone.api.process import KeyedFunction, declared_states
 from fordstone.api.table import ControlTable, LookupTable, TableRows, table_of
@@ -205,14 +205,21 @@ class Stream:
         streams = (self._at, *(other._at for other in others))  # noqa: SLF001 - our own class
         return self._add(p.Union(name=self._named("union", name), streams=streams))
 
-    def group_by(self, *keys: str | Sequence[str]) -> Grouped:
+    def group_by(self, *keys: str | Sequence[str], state: p.StateKind | None = None) -> Grouped:
         """Rows of one key together. Follow with `.window(...)` and `.agg(...)`, or `.ewma(...)`. With no key there is one group.
 
-        Keys are columns: `group_by("site", "device")`, or a list of them.
+        Keys are columns: `group_by("site", "device")`, or a list of them. `state`: where the step that follows keeps its state, if not where
+        the pipeline does.
         """
-        return Grouped(self, _key_names("group_by", keys), None)
+        return Grouped(self, _key_names("group_by", keys), None, state=state)
 
-    def deduplicate(self, *keys: str | Sequence[str], within: str | timedelta, name: str | None = None) -> Stream:
+    def deduplicate(
+        self,
+        *keys: str | Sequence[str],
+        within: str | timedelta,
+        name: str | None = None,
+        state: p.StateKind | None = None,
+    ) -> Stream:
         """Drop rows that repeat a key shortly after a row that was kept: `deduplicate("id", within="1h")`.
 
         The rows of a key are taken in order of time, once the watermark has passed them. A row is dropped if the last row of its key that
@@ -222,15 +229,15 @@ class Stream:
         with self._graph.building(named):
             span_us = positive_us(within, what="within")
         names = _key_names("deduplicate", keys)
-        return self._add(p.Deduplicate(name=named, input=self._at, keys=names, within_us=span_us))
+        return self._add(p.Deduplicate(name=named, input=self._at, keys=names, within_us=span_us), state)
 
-    def distinct(self, *, name: str | None = None) -> Stream:
+    def distinct(self, *, name: str | None = None, state: p.StateKind | None = None) -> Stream:
         """Each row once, however often it comes: `readings.select("device", "site").distinct()`.
 
         With event time a row is emitted once the watermark has passed it, and nothing is kept after that. Without, it is emitted when it
         first comes, and every distinct row is kept for good. `deduplicate` drops repeats of a key within a time.
         """
-        return self._add(p.Distinct(name=self._named("distinct", name), input=self._at, keys=tuple(self.schema)))
+        return self._add(p.Distinct(name=self._named("distinct", name), input=self._at, keys=tuple(self.schema)), state)
 
     def top(
         self,
@@ -241,6 +248,7 @@ class Stream:
         numbering: p.Numbering = "row_number",
         column: str = "rank",
         name: str | None = None,
+        state: p.StateKind | None = None,
     ) -> Stream:
         """The first `n` rows of each window, or of each key so far, in an order: `top(3, by="n DESC", per="window_start")`.
 
@@ -266,7 +274,7 @@ class Stream:
             )
         keys = (per,) if isinstance(per, str) else tuple(per)
         return self._add(
-            p.Top(name=named, input=self._at, keys=keys, n=n, by=order, numbering=numbering, column=column)
+            p.Top(name=named, input=self._at, keys=keys, n=n, by=order, numbering=numbering, column=column), state
         )
 
     def match(
@@ -354,6 +362,7 @@ class Stream:
         how: str = "inner",
         suffix: str = "_right",
         name: str | None = None,
+        state: p.StateKind | None = None,
     ) -> Stream:
         """Pairs of rows with equal `on`, where `other`'s time lies within the `between` bounds of this stream's time.
 
@@ -383,7 +392,8 @@ class Stream:
                 to_us=to_us,
                 how=how,  # type: ignore[arg-type]  # judged with the step
                 suffix=suffix,
-            )
+            ),
+            state,
         )
 
     def lookup(
@@ -434,6 +444,7 @@ class Stream:
         suffix: str = "_right",
         wait: bool = True,
         name: str | None = None,
+        state: p.StateKind | None = None,
     ) -> Stream:
         """Every row with the columns of the newest row of `control` that has its key: `readings.join_latest(limits, on="device")`.
 
@@ -443,7 +454,9 @@ class Stream:
         step = self._named("join_latest", name)
         self._check_joined(step, control)
         keys, control_keys = _join_columns(step, on)
-        return self._latest(step, control._at, keys, control_keys, how=how, suffix=suffix, waits=bool(wait))
+        return self._latest(
+            step, control._at, keys, control_keys, how=how, suffix=suffix, waits=bool(wait), state=state
+        )
 
     def to_center(self, *, offline: str | timedelta = "24h", name: str | None = None) -> Stream:
         """Cut the pipeline: the steps before run on the nodes, the steps after at the center, over the rows of all nodes.
@@ -463,7 +476,14 @@ class Stream:
         self._add(p.ToEdges(name=self._named(f"{table}_to_edges", name), input=self._at, control=table))
 
     def join_control(
-        self, table: ControlTable, *, on: On, how: str = "left", suffix: str = "_right", name: str | None = None
+        self,
+        table: ControlTable,
+        *,
+        on: On,
+        how: str = "left",
+        suffix: str = "_right",
+        name: str | None = None,
+        state: p.StateKind | None = None,
     ) -> Stream:
         """Every row with the columns of the row of a control table that has its key: `readings.join_control(limits, on="device")`.
 
@@ -484,7 +504,9 @@ class Stream:
             )
         order = [control_keys.index(key) for key in table.keys]
         ordered = tuple(keys[place] for place in order)
-        return self._latest(step, p.Input(table.name), ordered, table.keys, how=how, suffix=suffix, waits=False)
+        return self._latest(
+            step, p.Input(table.name), ordered, table.keys, how=how, suffix=suffix, waits=False, state=state
+        )
 
     def _latest(
         self,
@@ -496,6 +518,7 @@ class Stream:
         how: Any,
         suffix: str,
         waits: bool,
+        state: p.StateKind | None,
     ) -> Stream:
         return self._add(
             p.LookupLatest(
@@ -507,7 +530,8 @@ class Stream:
                 how=how,
                 suffix=suffix,
                 waits=waits,
-            )
+            ),
+            state,
         )
 
     def _check_joined(self, step: str, other: object) -> None:
@@ -552,8 +576,8 @@ class Stream:
     def _named(self, base: str, name: str | None) -> str:
         return self._graph.name_for(base, name)
 
-    def _add(self, step: p.Step) -> Stream:
-        return Stream(self._graph, self._graph.add(step))
+    def _add(self, step: p.Step, state: p.StateKind | None = None) -> Stream:
+        return Stream(self._graph, self._graph.add(step, state=state))
 
     def __repr__(self) -> str:
         return f"Stream({self.name}: {shown(self.schema)})"
@@ -577,7 +601,11 @@ class Grouped:
         window: p.Window | None,
         early: str | timedelta | None = None,
         allowed_lateness: str | timedelta | None = None,
+        state: p.StateKind | None = None,
     ) -> None:
+        if state is not None:
+            check_state(state, where="group_by: ")
+        self._state = state
         self._stream = stream
         self._graph = graph_of(stream)
         self._at = stream._at  # noqa: SLF001 - our own class
@@ -610,7 +638,7 @@ class Grouped:
             raise PipelineError(
                 f'window({window!r}): that is not a window. Write tumbling("10s"), or one of the others.'
             )
-        return Grouped(self._stream, self._keys, window, early, allowed_lateness)
+        return Grouped(self._stream, self._keys, window, early, allowed_lateness, self._state)
 
     def agg(
         self,
@@ -778,7 +806,7 @@ class Grouped:
         )
 
     def _add(self, step: p.Step) -> Stream:
-        return Stream(self._graph, self._graph.add(step))
+        return Stream(self._graph, self._graph.add(step, state=self._state))
 
     def _named(self, what: str, name: str | None) -> str:
         return self._graph.name_for(keyed_name(what, self._keys), name)

@@ -203,6 +203,8 @@ class OperatorContext:
     """The time at the barrier from whose checkpoint operators begin; 0: from none."""
     state: StateBackend = IN_MEMORY
     """Makes the states of operators."""
+    backends: Mapping[p.StateKind, StateBackend] = field(default_factory=dict)
+    """By where a step keeps its state; what is missing is made by `state`."""
     with_ids: frozenset[str] = frozenset()
     """Steps whose rows must carry ids, because a sink releases them at once."""
 

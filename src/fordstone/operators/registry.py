@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from fordstone.operators.aggregate.family import AggregateFamily, CombineFamily
@@ -62,8 +63,9 @@ def family_of(step: p.AnyStep) -> Family[Any]:
 
 
 def make_operator(step: p.Step, context: OperatorContext) -> Operator:
-    """Make a fresh operator for one subtask of a step."""
-    return family_of(step).make(step, context)
+    """Make a fresh operator for one subtask of a step, with its state where the plan says, if the context has that backend."""
+    backend = context.backends.get(context.plan.state_of(step.name), context.state)
+    return family_of(step).make(step, replace(context, state=backend))
 
 
 def make_feeder(step: p.Step, index: int, context: OperatorContext) -> Operator | None:

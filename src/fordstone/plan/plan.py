@@ -213,6 +213,8 @@ PLAN_VERSION: Final = 1
 Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 Mode = Literal["aligned", "unaligned", "blocking"]
 Release = Literal["commit", "at_once"]
+StateKind = Literal["memory", "file", "rocksdb"]
+"""Where the edge engine keeps the state of a step: all of it in memory; what waits for time in files; or tables in RocksDB as well."""
 OnError = Literal["keep", "fail"]
 OnFunctionError = Literal["fail", "dead_letter"]
 """What becomes of a row for which a user's function raises: it stops the pipeline, or goes to the dead letters."""
@@ -590,6 +592,15 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     guarantee: Guarantee = "exactly_once"
     mode: Mode = "aligned"
     steps: tuple[Step, ...]
+    state: StateKind | msgspec.UnsetType = msgspec.UNSET
+    """Where state is kept, of the steps that do not say it themselves. No part of what a plan means: neither stored nor compared."""
+    states: dict[str, StateKind] | msgspec.UnsetType = msgspec.UNSET
+    """The same by step, of those that do."""
+
+    def state_of(self, name: str) -> StateKind:
+        """Where the state of a step is kept on the edge."""
+        kind = "memory" if self.state is msgspec.UNSET else self.state
+        return kind if self.states is msgspec.UNSET else self.states.get(name, kind)
 
     def step(self, name: str) -> Step:
         for step in self.steps:
@@ -649,8 +660,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return any(isinstance(step, TierStep) for step in self.steps)
 
     def unplaced(self) -> Plan:
-        """The plan without where this run finds its far ends: what may be stored and compared."""
-        return msgspec.structs.replace(self, steps=tuple(_unplaced(step) for step in self.steps))
+        """The plan without where this run finds its far ends and keeps its state: what may be stored and compared."""
+        steps = tuple(_unplaced(step) for step in self.steps)
+        return msgspec.structs.replace(self, steps=steps, state=msgspec.UNSET, states=msgspec.UNSET)
 
 
 def _unplaced(step: Step) -> Step:

@@ -143,9 +143,19 @@ def _node(plan: p.Plan, graph: Graph, types: Types, vertex: Vertex, name: str, p
     return Node(title=f"{port}{name}: {family.title(step)}", details=details, children=(*inside, *onward))
 
 
-def described(step: p.Step, plan: p.Plan, types: Types) -> Iterator[tuple[str, str]]:
-    """What is said of a step: by its family, and of a source with event time by its connector."""
+STATE_TEXT: Final = {
+    "memory": "in memory",
+    "file": "what waits for time in files, what is kept by key in memory",
+    "rocksdb": "what is kept by key in RocksDB, what waits for time in files",
+}
+
+
+def described(step: p.Step, plan: p.Plan, types: Types, *, on_spark: bool = False) -> Iterator[tuple[str, str]]:
+    """What is said of a step: by its family, of a source with event time by its connector, and where its state is, if not in memory."""
     yield from family_of(step).describe(step, plan, types)
+    kind = plan.state_of(step.name)
+    if kind != "memory" and isinstance(step, p.KeyedStep) and not isinstance(step, p.Combine):
+        yield "state", f"in Spark's own state store; state={kind!r} is for the edge" if on_spark else STATE_TEXT[kind]
     timed = isinstance(step, p.Source) and (step.time is not None or step.timed_by is not None)
     if isinstance(step, p.Source) and timed and not step.declares_time:
         yield from describe_source(step.connector).items()

@@ -101,7 +101,7 @@ class _Text:
         return f"{consumer.name}: {crossing(self.plan, edge).replace('to one subtask', 'to one shard')}"
 
     def _details(self, step: p.Step) -> Iterator[tuple[str, str]]:
-        for label, text in described(step, self.plan, self.types):
+        for label, text in described(step, self.plan, self.types, on_spark=True):
             yield label, self._on_spark(step, label, text)
 
     def _on_spark(self, step: p.Step, label: str, text: str) -> str:

@@ -30,7 +30,7 @@ from fordstone.connectors.files.settings import dead_letter_files
 from fordstone.connectors.lookup_table import read_table
 from fordstone.connectors.refreshed_table import RefreshedTables
 from fordstone.connectors.registry import capabilities, open_sink, open_source
-from fordstone.edge.config import RunConfig
+from fordstone.edge.config import RunConfig, default_state_bytes
 from fordstone.edge.engine.channel import Channel
 from fordstone.edge.engine.gate import Gate
 from fordstone.edge.engine.recovery import check_plan
@@ -54,8 +54,10 @@ from fordstone.runtime.assignment import assign, readers
 from fordstone.runtime.chain import Chain, Link, Outlet
 from fordstone.runtime.clock import Clock
 from fordstone.runtime.snapshot import Batch, Item, Watermark
+from fordstone.state.backends import state_backends
 from fordstone.state.base import Piece, RunRef, State
 from fordstone.state.key_group import key_groups, owners
+from fordstone.state.working import WorkingFiles
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
 
@@ -118,16 +120,22 @@ class Job:
         self.store = store
         self.types = stream_types(plan)
         self.graph = build_graph(plan, config.parallelism)
-        self.rules = OutputRules.of(plan, self.types)
         self.home = f"{store.pipeline}/{store.node}"
+        self.rules = OutputRules.of(plan, self.types)
         self.ownership = ownership or Ownership(environment.disk, self.home)
         self.tables = RefreshedTables(environment.disk, self.home)
+        files = WorkingFiles(None if config.state is None else config.directory / self.home / "working")
         self.setting = OperatorContext(
             plan=plan,
             types=self.types,
             functions=functions,
             read_table=partial(read_table, start=self.ownership.owner.start),
             open_table=self.tables.open,
+            backends=state_backends(
+                (plan.state_of(step.name) for step in plan.steps if step.shuffles is not None),
+                files,
+                state_bytes_max=config.state_bytes_max or default_state_bytes(),
+            ),
             with_ids=steps_with_ids(plan),
         )
         self.identity = Identity(
@@ -514,15 +522,26 @@ def _pieces(
         if rescaled or runs.subtask == subtask
         for ref in runs.runs
     ]
-    pieces = []
-    for ref, frame in zip(wanted, _read(store, wanted), strict=True):
-        if not rescaled:
-            pieces.append(Piece(frame, ref=ref, keep=state.keeps_frames))
-            continue
-        mine = frame.filter(pl.Series(owners(key_groups(frame, state.key), parallelism) == subtask))
-        if mine.height:
-            pieces.append(Piece(mine, keep=state.keeps_frames))
-    return pieces
+    if state.loads_lazily:
+        reads = [partial(store.read_run, ref) for ref in wanted]
+    else:
+        reads = [partial(_given, frame) for frame in _read(store, wanted)]
+    if not rescaled:
+        return [Piece(make=read, ref=ref, keep=state.keeps_frames) for ref, read in zip(wanted, reads, strict=True)]
+    parts = [partial(_owned, read, state.key, parallelism, subtask) for read in reads]
+    if state.loads_lazily:
+        return [Piece(make=part, keep=state.keeps_frames) for part in parts]
+    return [Piece(mine, keep=state.keeps_frames) for part in parts if (mine := part()).height]
+
+
+def _given(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame
+
+
+def _owned(read: Callable[[], pl.DataFrame], key: Sequence[str], parallelism: int, subtask: int) -> pl.DataFrame:
+    """The rows of a run whose key groups belong to a subtask."""
+    frame = read()
+    return frame.filter(pl.Series(owners(key_groups(frame, key), parallelism) == subtask))
 
 
 def _read(store: CheckpointStore, refs: Sequence[RunRef]) -> list[pl.DataFrame]:
