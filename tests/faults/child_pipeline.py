@@ -21,6 +21,7 @@ from fordstone.operators.registry import make_operator
 from fordstone.planner.check import stream_types
 from fordstone.protocol.progress import Progress
 from fordstone.protocol.retry import RestartPolicy
+from fordstone.state.rocksdb import RocksTable
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import failpoints_of_process
 
@@ -47,6 +48,9 @@ def mutant(name: str) -> AbstractContextManager[None]:
 
 
 def run(job: Job) -> None:
+    # Copies of databases are worth it for more rows than a test has.
+    assert RocksTable.__init__.__kwdefaults__ is not None
+    RocksTable.__init__.__kwdefaults__["keep_rows_min"] = 10
     stalled: list[str | None] = [None]
 
     def on_progress(progress: Progress) -> None:

@@ -14,7 +14,7 @@ import polars as pl
 
 from fordstone import Context, KeyedFunction, Pipeline, Stream, ValueState, tumbling
 from fordstone.connectors import files, postgres
-from fordstone.plan.plan import Mode, OnError
+from fordstone.plan.plan import Mode, OnError, StateKind
 
 PIPELINE = "faults"
 NODE = "node"
@@ -49,13 +49,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     tables: str = ""
     """The dsn of a database of PostgreSQL whose tables are sinks, too."""
     task: Literal["run", "merge"] = "run"
+    state: StateKind = "memory"
+    """Where steps keep their state."""
     options: dict[str, Any] = {}
     """Of `Pipeline.run`."""
 
 
 def build(job: Job) -> Pipeline:
     """Plain rows, running upserts, windows and what was late for them, each to files."""
-    pipeline = Pipeline(PIPELINE, mode=job.mode)
+    pipeline = Pipeline(PIPELINE, mode=job.mode, state=job.state)
     rows = pipeline.source(
         "rows", files("in/*.jsonl"), schema=SCHEMA, time="ts", lateness=f"{LATENESS_S}s", on_error=job.on_error
     )

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from tests.simulation.rows import LATENESS_S, SCHEMA, Row, in_order, late_of
 from tests.simulation.tail_choice import draw_tail
@@ -19,7 +19,7 @@ from fordstone.api.pipeline import Pipeline
 from fordstone.api.stream import Stream
 from fordstone.api.windows import tumbling
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.plan.plan import ConnectorSpec, Guarantee, Mode, Plan
+from fordstone.plan.plan import ConnectorSpec, Guarantee, Mode, Plan, StateKind
 
 Shape = Literal["chain", "diamond", "loop", "union"]
 SHAPES: Final[tuple[Shape, ...]] = ("chain", "diamond", "loop", "union")
@@ -77,6 +77,8 @@ class Scenario:
     """Rows that repeat another are dropped, too: a step that forgets keys by time."""
     tail: Tail | None
     """One more step."""
+    states: tuple[StateKind, ...] = ("memory",)
+    """Where state may be kept: each start chooses one of them, and takes up what another left."""
     failure_rate: float = 0.0
     """How often a task fails, at each step: the others go on for a while, and then the engine is made again in the same process."""
 
@@ -102,6 +104,7 @@ class Scenario:
         )
         drawn = cls(
             seed=seed,
+            states=get_args(StateKind) if seed % 8 == 3 else ("memory",),
             shape=drawn_shape,
             guarantee=drawn_guarantee,
             mode=drawn_mode,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+import msgspec
 import polars as pl
 from tests.simulation.judge import judge
 from tests.simulation.rows import ROWS_BEGIN_US, Row, SimulationError, partition_name
@@ -159,6 +160,7 @@ class _Run:
     clock: SimClock = field(default_factory=lambda: SimClock(ROWS_BEGIN_US))
     tally: Tally = field(default_factory=lambda: Tally(seeds=1))
     jumps: Random = field(default_factory=Random)
+    kinds: Random = field(default_factory=Random)
     parallelism: int = 1
     damaged: bool = False
     rotten: bool = False
@@ -217,7 +219,7 @@ class _Run:
 def simulate(scenario: Scenario, *, check: Callable[[Engine], None] | None = None) -> Tally:
     """Run a scenario to its end and judge it; raises `SimulationError` with the seed if an invariant does not hold."""
     run = _Run(scenario, build(scenario), Random(scenario.seed ^ 0x5EED), parallelism=scenario.parallelism)
-    run.jumps = Random(scenario.seed ^ 0xC10C)
+    run.jumps, run.kinds = Random(scenario.seed ^ 0xC10C), Random(scenario.seed ^ 0x57A7)
     run.fed = [[] for _ in scenario.partitions]
     try:
         while not _until_crash_or_end(run, check):
@@ -270,7 +272,8 @@ def _until_crash_or_end(run: _Run, check: Callable[[Engine], None] | None) -> bo
             run.disk.cut_after = run.disk.changes + rng.randrange(40)
         before = copied(run.disk) if run.rotten else None
         try:
-            engine = recovered_engine(run.world.plan, {}, config, environment, store, None)
+            plan = msgspec.structs.replace(run.world.plan, state=run.kinds.choice(scenario.states))
+            engine = recovered_engine(plan, {}, config, environment, store, None)
         except StorageError:
             return False  # the disk is full, and a start has to be counted first: it is started again
         except FordstoneError:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from tests.examples import share_of
 from tests.simulation import simulator
 from tests.simulation.scenario import SHAPES, Scenario
 from tests.simulation.simulator import Tally, simulate
+
+from fordstone.plan.plan import StateKind
 
 REGRESSIONS = {
     35: "a loop's probes kept its input from being read",
@@ -39,6 +42,15 @@ def test_a_bounded_run_reads_all_its_input_however_often_tasks_fail_and_attempts
         simulation_tally.add(simulate(Scenario.failing(seed)))
     assert simulation_tally.failures > 0
     assert simulation_tally.given_up > 0
+
+
+def test_every_start_may_keep_its_state_elsewhere_than_the_one_before(simulation_tally: Tally):
+    """In memory, in files, in RocksDB, by turns: what one has left the next takes up."""
+    before = simulation_tally.crashes
+    for seed in range(31_000, 31_000 + share_of(25)):
+        scenario = Scenario.of(seed, guarantee="exactly_once")
+        simulation_tally.add(simulate(replace(scenario, states=get_args(StateKind), crashes_max=4)))
+    assert simulation_tally.crashes > before
 
 
 def test_every_kind_of_fault_happens(simulation_tally: Tally):
