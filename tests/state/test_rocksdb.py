@@ -24,7 +24,7 @@ from fordstone.lang.duration import TIME_MIN_US
 from fordstone.state import rocksdb
 from fordstone.state.base import FOUND, Piece, RunRef, State
 from fordstone.state.rocksdb import RocksCache, RocksTable
-from fordstone.state.table import MemoryTable
+from fordstone.state.table import DELETED, MemoryTable
 from fordstone.state.working import WorkingFiles
 from fordstone.testing.contracts.state import Shelf, same_rows
 
@@ -119,6 +119,21 @@ def test_pieces_are_rewritten_when_they_have_several_times_the_rows_of_the_table
     assert rewritten > 1
     assert most < 5 * 4096
     assert len(state) == 1999
+
+
+def test_what_is_rewritten_is_what_the_barrier_saw() -> None:
+    shelf, state = Shelf(), table()
+    for epoch in range(8):
+        state.put(numbered(range(3000), f"epoch {epoch}"))
+        expected = state.scan()
+        shelf.write(state.freeze())
+        state.put(numbered(range(5), "later"))
+        state.delete(keys("key 9"))
+        if (rewrite := state.rewrite()) is not None:
+            frame = state.combine(list(rewrite.frames), oldest=True)
+            same_rows(frame.drop(DELETED), expected)
+            return
+    pytest.fail("nothing was rewritten")
 
 
 def test_a_rewrite_that_fails_is_tried_again_later() -> None:
@@ -314,6 +329,17 @@ def test_keys_until_is_that_of_a_table_in_memory(data: st.DataObject) -> None:
             assert found.schema == in_memory.schema
             assert sorted(found["k"]) == sorted(in_memory["k"])
             assert also == least
+
+
+def test_a_row_whose_time_has_changed_is_due_at_its_new_time_alone() -> None:
+    state = table(["k"], schema={"k": pl.Int64(), "at": pl.Int64()})
+    state.put(pl.DataFrame({"k": [1, 2], "at": [1, 3]}))
+    assert state.keys_until("at", 0)[1] == 1
+    state.put(pl.DataFrame({"k": [1], "at": [5]}))
+    found, least = state.keys_until("at", 2)
+    assert found["k"].to_list() == []
+    assert least == 3
+    assert state.keys_until("at", 9)[0]["k"].to_list() == [2, 1]
 
 
 def test_asking_for_what_is_due_reads_no_more_than_what_is() -> None:

@@ -162,8 +162,6 @@ class FilePiece(TimedPiece):
         start, stop = times.searchsorted((after_us, until_us), "right")
         if stop < times.size:
             self._following = until_us, int(times[stop])
-        elif last + 1 < stored.blocks:
-            self._following = until_us, int(stored.least_us[last + 1])
         return rows.slice(int(start), int(stop - start))
 
     def after(self, bound_us: int) -> pl.DataFrame:
