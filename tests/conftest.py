@@ -16,6 +16,7 @@ from hypothesis import settings
 from tests.examples import SHARE, SHARES, examples
 from tests.guardian import start_guardian
 from tests.java_options import LAUNCHER, OPTIONS
+from tests.services import SERVICES
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it ships no types
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ os.environ.setdefault(LAUNCHER, OPTIONS)
 
 # Before it is imported: pytest explains its failed assertions as it does those of a test.
 pytest.register_assert_rewrite("tests.operators.subtasks")
+
+pytest_plugins = ["tests.services.fixtures"]
 
 HERE = Path(__file__).resolve().parent
 SPARK_FOLDER = HERE / "spark"
@@ -49,7 +52,7 @@ GUARDIAN = pytest.StashKey[object]()
 FILES_BEFORE = pytest.StashKey[set[str]]()
 MARKERS = {
     "spark": "needs Java; set for all of tests/spark and for users of the fixture `spark`; not in --quick",
-    "slow": "takes over a second of processor time without Spark: kills, several processes; not in --quick",
+    "slow": "takes over a second of processor time without Spark: kills, several processes, real servers; not in --quick",
     "full": "a case of a large matrix or a long soak; only in --full",
 }
 
@@ -116,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(SPARK_FOLDER) or "spark" in _fixtures(item):
             item.add_marker("spark")
-        if any(item.path.is_relative_to(place) for place in SLOW_PLACES):
+        if any(item.path.is_relative_to(place) for place in SLOW_PLACES) or set(SERVICES).intersection(_fixtures(item)):
             item.add_marker("slow")
     left_out = {"spark", "slow", "full"} if config.option.quick else set() if config.option.full else {"full"}
     dropped = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
@@ -184,6 +187,9 @@ def _group(item: pytest.Item) -> str | None:
         return None
     if "spark" in _fixtures(item):
         return "spark"
+    service = next((name for name in SERVICES if name in _fixtures(item)), None)
+    if service is not None:
+        return service
     definitions = item._fixtureinfo.name2fixturedefs
     costly = any(found[-1].scope == "module" for found in definitions.values())
     return item.nodeid.partition("::")[0] if costly else None

@@ -1,0 +1,8 @@
+"""Real servers for tests: one module per server, each with a class that starts it, and `fixtures` with one of each per run."""
+
+from __future__ import annotations
+
+from typing import Final
+
+SERVICES: Final[tuple[str, ...]] = ()
+"""The names of the fixtures in `tests.services.fixtures`. Tests that use one of them run in one process, and not in --quick."""
