@@ -1,7 +1,6 @@
 """Reading the records of a text file from a byte position, in blocks.
 
-A block is parsed as a whole. If anything in it is wrong, its first few thousand records are looked at one by one: the bad
-are given as `Rejected`, the good stay, in order. A position is always after a newline or at the end of complete input.
+`records` parses the blocks. A position is always after a newline or at the end of complete input.
 
 Invariants: what becomes of a record depends on its bytes alone, so that reading again from any position, in blocks of
 any size, gives the same rows and the same rejections (but a record that is rejected because of bytes after `until` has
@@ -11,7 +10,6 @@ another reason when that is not looked at). Neither memory nor the time of one r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -20,53 +18,26 @@ import polars as pl
 from fordstone.connectors.base import Chunk, Reader, Rejected
 from fordstone.connectors.files.bytes import FileBytes
 from fordstone.connectors.files.formats import LineFormat, MalformedError, Offsets, newlines
+from fordstone.connectors.files.records import (
+    CLOSE_RECORDS_MAX,
+    TEXT_MAX,
+    ParsedRecords,
+    RecordParser,
+    Records,
+    too_long,
+)
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import Position
 
 BLOCK_BYTES_MIN: Final = 1 << 12
 BLOCK_BYTES_MAX: Final = 1 << 24
-CLOSE_RECORDS_MAX: Final = 4096
-"""How many records one read looks at one by one."""
-CLOSE_PARSES_MAX: Final = 256
-"""How often one read calls the parser to find the bad ones among them."""
 PLAN_BYTES_MIN: Final = 1 << 16
 PLAN_BYTES_MAX: Final = 1 << 20
 """How much of a file a plan searches for newlines at a time."""
 PLAN_ROWS_MIN: Final = 1 << 4
 PLAN_ROWS_MAX: Final = 1 << 14
 """How many rows a plan parses at a time where newlines do not end records."""
-TEXT_MAX: Final = 4096
-"""How many characters of rejected input are kept."""
 _LINE_BYTES_GUESS: Final = 128
-_CR: Final = 13
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
-    """Whole records: `data[starts[i]:ends[i]]` is one, without its newline. `base` is the offset of `data` in the file."""
-
-    base: int
-    data: bytes
-    starts: Offsets
-    ends: Offsets
-
-    @property
-    def length(self) -> int:
-        """Up to the end of the last record, its newline included."""
-        return min(int(self.ends[-1]) + 1, len(self.data))
-
-    def record(self, number: int) -> bytes:
-        return self.data[self.starts[number] : self.ends[number]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parsed:
-    """Rows with the start of each, what was rejected, and how far this goes."""
-
-    frame: pl.DataFrame
-    starts: Offsets
-    rejected: tuple[Rejected, ...]
-    length: int
 
 
 class LineReader(Reader):
@@ -91,6 +62,7 @@ class LineReader(Reader):
         self._end = data.size() if bounded else None
         self._with_positions = with_positions
         self._line_bytes_max = line_bytes_max
+        self._parser = RecordParser(line_format, schema, record_bytes_max=line_bytes_max)
         self._line_bytes = _LINE_BYTES_GUESS
         self._rows_try: int | None = None
         self._first: int | None = None
@@ -120,7 +92,7 @@ class LineReader(Reader):
         begin = max(self._position, self._first)
         wanted = max(1, rows_max if self._rows_try is None else min(rows_max, self._rows_try))
         found = self._block(begin, wanted, until) if until is None or begin < until else None
-        if isinstance(found, _Parsed):
+        if isinstance(found, ParsedRecords):
             return self._chunk(found, begin)
         if found is not None:
             return self._chunk(self._parsed(found, rows_max), begin)
@@ -180,10 +152,10 @@ class LineReader(Reader):
         spanning = ends != newlines(data)[: ends.size]
         return ends[: int(np.argmax(spanning))] if spanning.any() else ends
 
-    def _nothing(self) -> _Parsed:
-        return _Parsed(frame=self._schema.empty(), starts=np.zeros(0, np.int64), rejected=(), length=0)
+    def _nothing(self) -> ParsedRecords:
+        return ParsedRecords(frame=self._schema.empty(), starts=np.zeros(0, np.int64), rejected=(), length=0)
 
-    def _chunk(self, parsed: _Parsed, begin: int) -> Chunk:
+    def _chunk(self, parsed: ParsedRecords, begin: int) -> Chunk:
         self._position = begin + parsed.length
         return Chunk(
             frame=parsed.frame,
@@ -193,7 +165,7 @@ class LineReader(Reader):
             ended=self._bounded and self._end is not None and self._position >= self._end,
         )
 
-    def _block(self, begin: int, records_max: int, until: int | None) -> _Block | _Parsed | None:
+    def _block(self, begin: int, records_max: int, until: int | None) -> Records | ParsedRecords | None:
         """The next whole records; a line that is too long, rejected; or None if there is none yet."""
         limit = self._end if until is None else until
         want = min(max(BLOCK_BYTES_MIN, records_max * self._line_bytes * 9 // 8), BLOCK_BYTES_MAX)
@@ -208,113 +180,25 @@ class LineReader(Reader):
                 ends = np.append(ends, len(data))
             if ends.size:
                 ends = ends[:records_max]
-                return _Block(base=begin, data=data, starts=np.concatenate(([0], ends[:-1] + 1)), ends=ends)
+                return Records(base=begin, data=data, starts=np.concatenate(([0], ends[:-1] + 1)), ends=ends)
             if len(data) < length or not data:
                 return None
             if len(data) > self._line_bytes_max:
                 return self._too_long(begin, data, limit)
             want = min(want * 4, self._line_bytes_max + 1)
 
-    def _parsed(self, block: _Block, rows_max: int) -> _Parsed:
+    def _parsed(self, block: Records, rows_max: int) -> ParsedRecords:
         self._line_bytes = max(1, block.length // len(block.ends))
         try:
-            parsed = self._parse_all(block)
+            parsed = self._parser.parse(block)
         except MalformedError:
             self._rows_try = CLOSE_RECORDS_MAX
-            return self._parse_closely(block)
+            return self._parser.parse_closely(block)
         if self._rows_try is not None:
             self._rows_try = self._rows_try * 2 if self._rows_try < rows_max else None
         return parsed
 
-    def _parse_all(self, block: _Block) -> _Parsed:
-        lengths = block.ends - block.starts
-        if lengths.max() > self._line_bytes_max:
-            raise MalformedError("a line is too long")
-        starts = block.starts
-        if lengths.min() <= 1:
-            starts = starts[~_empty(block, lengths)]
-        if not starts.size:
-            return _Parsed(frame=self._schema.empty(), starts=starts, rejected=(), length=block.length)
-        data = block.data if block.length == len(block.data) else block.data[: block.length]
-        cells = self._format.finish(self._format.parse(data, starts.size))
-        if not cells.bad:
-            return _Parsed(frame=cells.frame, starts=starts, rejected=(), length=block.length)
-        rejected = [
-            _rejected(block, int(np.searchsorted(block.starts, starts[row])), why)
-            for row, why in sorted(cells.bad.items())
-        ]
-        keep = np.ones(starts.size, dtype=np.bool_)
-        keep[list(cells.bad)] = False
-        return _Parsed(
-            frame=cells.frame.filter(keep), starts=starts[keep], rejected=tuple(rejected), length=block.length
-        )
-
-    def _parse_closely(self, block: _Block) -> _Parsed:
-        """Look at the first records one by one. A malformed one that spans lines ends the search after its first line."""
-        broken: dict[int, str] = {}
-        candidates: list[int] = []
-        stop = min(len(block.ends), CLOSE_RECORDS_MAX)
-        for number in range(stop):
-            record = block.record(number)
-            if self._format.blank(record):
-                continue
-            too_long = len(record) > self._line_bytes_max
-            why = _too_long_reason(self._line_bytes_max) if too_long else self._format.judge(record)
-            if why is None:
-                candidates.append(number)
-                continue
-            broken[number] = why
-            if b"\n" in record:
-                stop = number + 1
-                break
-        frame, kept, unparsed = self._halves(block, candidates, broken)
-        stop = stop if unparsed is None else unparsed
-        length = min(int(block.ends[stop - 1]) + 1, len(block.data))
-        spanning = next((number for number in sorted(broken) if b"\n" in block.record(number)), stop)
-        if spanning < stop:
-            rows = sum(number < spanning for number in kept)
-            frame, kept, stop = frame.head(rows), kept[:rows], spanning + 1
-            length = block.data.index(b"\n", block.starts[spanning]) + 1
-        broken = {number: why for number, why in broken.items() if number < stop}
-        cells = self._format.finish(frame) if kept else None
-        bad = broken | ({kept[row]: why for row, why in cells.bad.items()} if cells else {})
-        keep = [row for row, number in enumerate(kept) if number not in bad]
-        return _Parsed(
-            frame=cells.frame[keep] if cells else self._schema.empty(),
-            starts=block.starts[[kept[row] for row in keep]],
-            rejected=tuple(
-                _rejected(block, number, bad[number], first_line=number in broken) for number in sorted(bad)
-            ),
-            length=length,
-        )
-
-    def _halves(
-        self, block: _Block, numbers: list[int], broken: dict[int, str]
-    ) -> tuple[pl.DataFrame, list[int], int | None]:
-        """Parse these records together, or else each half for itself, down to the one that is broken.
-
-        Gives their rows, which records these are, and the first that was not looked at because it took too long.
-        """
-        frames: list[pl.DataFrame] = []
-        kept: list[int] = []
-        todo = [numbers] if numbers else []
-        for _ in range(CLOSE_PARSES_MAX):
-            if not todo:
-                break
-            part = todo.pop()
-            data = b"\n".join([*(block.record(number) for number in part), b""])
-            try:
-                frames.append(self._format.parse(data, len(part)))
-                kept += part
-            except MalformedError as error:
-                if len(part) == 1:
-                    broken[part[0]] = str(error)
-                else:
-                    middle = len(part) // 2
-                    todo += [part[middle:], part[:middle]]
-        return (pl.concat(frames) if frames else pl.DataFrame()), kept, todo[-1][0] if todo else None
-
-    def _too_long(self, begin: int, head: bytes, limit: int | None) -> _Parsed | None:
+    def _too_long(self, begin: int, head: bytes, limit: int | None) -> ParsedRecords | None:
         """Reject a line beyond the bound, once its newline is found. Goes on looking where it stopped the last time."""
         place = max(begin, self._scanned)
         newline = head.find(b"\n")
@@ -334,27 +218,7 @@ class LineReader(Reader):
             else:
                 place += len(data)
         text = head[:TEXT_MAX].partition(b"\n")[0].decode(errors="replace")
-        rejected = Rejected(position=begin, text=text, reason=_too_long_reason(self._line_bytes_max))
-        return _Parsed(
+        rejected = Rejected(position=begin, text=text, reason=too_long(self._line_bytes_max))
+        return ParsedRecords(
             frame=self._schema.empty(), starts=np.zeros(0, np.int64), rejected=(rejected,), length=end - begin
         )
-
-
-def _empty(block: _Block, lengths: Offsets) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which records have nothing but, at most, a carriage return."""
-    alone = np.flatnonzero(lengths == 1)
-    empty: np.ndarray[tuple[int], np.dtype[np.bool_]] = lengths == 0
-    empty[alone] = np.frombuffer(block.data, dtype=np.uint8)[block.starts[alone]] == _CR
-    return empty
-
-
-def _rejected(block: _Block, number: int, why: str, *, first_line: bool = False) -> Rejected:
-    record = block.record(number)
-    if first_line:
-        record = record.partition(b"\n")[0]
-    text = record.removesuffix(b"\r")[: 4 * TEXT_MAX].decode(errors="replace")[:TEXT_MAX]
-    return Rejected(position=block.base + int(block.starts[number]), text=text, reason=why)
-
-
-def _too_long_reason(line_bytes_max: int) -> str:
-    return f"a line longer than {line_bytes_max} bytes (line_bytes_max)"
