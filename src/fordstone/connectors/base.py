@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -247,6 +248,19 @@ class Source(ABC):
         """Return the share of bounded input before these positions, from 0 to 1, if known: for progress bars, twice per second."""
         del cuts
         return None
+
+    def close(self) -> None:  # noqa: B027 - most sources share nothing between their readers
+        """Close what its readers share, such as a connection. Called once, at the end of a run, after all readers were closed.
+
+        May not be called at all after a crash.
+        """
+
+
+def close_sources(sources: Iterable[Source]) -> None:
+    """Close them all, although some may fail."""
+    with ExitStack() as closing:
+        for source in sources:
+            closing.callback(source.close)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from datetime import date, datetime
 from decimal import Decimal
 from functools import lru_cache
@@ -122,6 +123,11 @@ def _kept(spec: bytes, schema: Schema, stamps: tuple[Stamp, ...]) -> pl.DataFram
 
 
 def _read(source: Source, schema: Schema) -> pl.DataFrame:
+    with closing(source):
+        return _read_all(source, schema)
+
+
+def _read_all(source: Source, schema: Schema) -> pl.DataFrame:
     frames = [schema.empty()]
     for partition in source.partitions():
         reader = source.open(partition, Position(0), with_positions=False)

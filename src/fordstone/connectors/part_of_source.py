@@ -77,3 +77,6 @@ class PartOfSource(Source):
 
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
         self._source.ack(cuts)
+
+    def close(self) -> None:
+        self._source.close()

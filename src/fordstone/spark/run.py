@@ -207,11 +207,12 @@ def _run_once(
     epochs = query.files.cut_epochs()
     resumed_from = epochs[-1] if epochs else (query.seed.epoch if query.seed is not None else None)
     outcome: Literal["ended", "stopped", "already_ended"] = "ended"
-    if not config.bounded:
-        outcome = _follow(query, tally, signals, on_progress)
-    else:
-        outcome = "already_ended" if epochs else "ended"
-        _run_batch(query, tally, signals, on_progress)
+    with closing(query):
+        if not config.bounded:
+            outcome = _follow(query, tally, signals, on_progress)
+        else:
+            outcome = "already_ended" if epochs else "ended"
+            _run_batch(query, tally, signals, on_progress)
     progress = tally.progress(stopping=signals.stop_requested)
     if on_progress is not None:
         on_progress(progress)

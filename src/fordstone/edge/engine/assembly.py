@@ -15,7 +15,16 @@ from typing import Final, Protocol
 
 import polars as pl
 
-from fordstone.connectors.base import Capability, Home, OpenContext, Sink, SinkStream, Source, SourceOptions
+from fordstone.connectors.base import (
+    Capability,
+    Home,
+    OpenContext,
+    Sink,
+    SinkStream,
+    Source,
+    SourceOptions,
+    close_sources,
+)
 from fordstone.connectors.files.settings import dead_letter_files
 from fordstone.connectors.lookup_table import read_table
 from fordstone.connectors.registry import capabilities, open_sink, open_source
@@ -124,7 +133,16 @@ class Job:
         self.connectors = (environment.opener or ConnectorOpener)(self)
 
     def open_sources(self) -> dict[str, Source]:
-        return {step.name: self.connectors.source(step) for step in self.plan.steps if isinstance(step, p.Source)}
+        """Open the sources of the plan; the caller closes them."""
+        sources: dict[str, Source] = {}
+        try:
+            for step in self.plan.steps:
+                if isinstance(step, p.Source):
+                    sources[step.name] = self.connectors.source(step)
+        except BaseException:
+            close_sources(sources.values())
+            raise
+        return sources
 
     def sink_schema(self, step: p.Sink) -> pl.Schema:
         stream = self.types[step.input]

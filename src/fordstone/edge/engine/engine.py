@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
 import polars as pl
 
-from fordstone.connectors.base import ReadPlan, Sink, Source
+from fordstone.connectors.base import ReadPlan, Sink, Source, close_sources
 from fordstone.edge.config import default_state_bytes
 from fordstone.edge.engine.assembly import Environment, Job, Parts, Steppable, assemble, assigned_partitions
 from fordstone.edge.engine.coordinator import Coordinator, SourceShare
@@ -112,24 +113,28 @@ class Engine:
             Reservations(environment.disk, self._job.home) if plan.guarantee == "at_most_once" else None
         )
         self.sources = self._job.open_sources()
-        self._crossing = Crossing(plan, self._job.graph)
-        self._outbox = outbox
-        if outbox is not None:
-            outbox.begin(resumption.next_epoch - 1, crosses=bool(self._crossing.streams))
-        if take_lease is not None:
-            take_lease()
-        self._state_guard = StateGuard(
-            environment.clock,
-            bytes_max=config.state_bytes_max or default_state_bytes(),
-            waited_for=lambda: [one for task in self._source_tasks() for one in task.still_read()],
-            timed=any(isinstance(step, p.Source) and has_event_time(step) for step in plan.steps),
-            must_end=config.bounded or config.available_now,
-        )
-        self._released_rows = self._epochs_without_output = 0
-        self.writer = self._make_writer()
-        self.coordinator, self.tasks = self._make_tasks()
-        self._state_guard.tasks = self.tasks
-        self._read_so_far = ReadSoFar(self.sources, self.tasks, environment.clock)
+        with ExitStack() as on_failure:
+            on_failure.callback(close_sources, self.sources.values())
+            self._crossing = Crossing(plan, self._job.graph)
+            self._outbox = outbox
+            if outbox is not None:
+                outbox.begin(resumption.next_epoch - 1, crosses=bool(self._crossing.streams))
+            if take_lease is not None:
+                take_lease()
+            self._state_guard = StateGuard(
+                environment.clock,
+                bytes_max=config.state_bytes_max or default_state_bytes(),
+                waited_for=lambda: [one for task in self._source_tasks() for one in task.still_read()],
+                timed=any(isinstance(step, p.Source) and has_event_time(step) for step in plan.steps),
+                must_end=config.bounded or config.available_now,
+            )
+            self._released_rows = self._epochs_without_output = 0
+            self.writer = self._make_writer()
+            on_failure.callback(self.writer.close)
+            self.coordinator, self.tasks = self._make_tasks()
+            self._state_guard.tasks = self.tasks
+            self._read_so_far = ReadSoFar(self.sources, self.tasks, environment.clock)
+            on_failure.pop_all()
 
     # What a scheduler and its caller use.
 
@@ -186,9 +191,11 @@ class Engine:
         self.coordinator.stop()
 
     def close(self) -> None:
-        for task in self.tasks:
-            task.close()
-        self.writer.close()
+        with ExitStack() as closing:
+            closing.callback(close_sources, self.sources.values())
+            closing.callback(self.writer.close)
+            for task in self.tasks:
+                closing.callback(task.close)
 
     def progress(self, *, restarts: int = 0) -> Progress:
         sources = self._source_tasks()

@@ -14,12 +14,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 import polars as pl
 
+from fordstone.connectors.base import close_sources
 from fordstone.connectors.compare import difference
 from fordstone.edge.engine.assembly import Job, Parts, assemble, assigned_partitions
 from fordstone.edge.engine.recovery import Resumption, SealedRows, without_end
@@ -53,8 +55,8 @@ def replay(job: Job, resumption: Resumption) -> Resumption:
         return resumption
     driver = Replay(job, resumption.manifest)
     manifest = resumption.manifest
-    driver.restore(resumption.replay[-1])
     try:
+        driver.restore(resumption.replay[-1])
         for cut in resumption.replay:
             manifest = driver.advance(cut, resumption.sealed[cut.epoch])
     finally:
@@ -77,7 +79,11 @@ class Replay:
         self._acknowledged: dict[TaskId, TaskSnapshot] = {}
         self._replayed: Manifest | None = None
         self._newest: Cut | None = None
-        self._load(manifest)
+        try:
+            self._load(manifest)
+        except BaseException:
+            self.close()
+            raise
 
     def restore(self, cut: Cut) -> None:
         """Give the sources the newest cut there is: partitions that join in a replayed epoch are in it."""
@@ -121,8 +127,9 @@ class Replay:
         return manifest
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.close()
+        with ExitStack() as closing:
+            closing.callback(close_sources, self._sources.values())
+            self._close_tasks()
 
     # What tasks report.
 
@@ -140,8 +147,12 @@ class Replay:
 
     # How.
 
+    def _close_tasks(self) -> None:
+        for task in self._tasks:
+            task.close()
+
     def _load_again(self, manifest: Manifest) -> None:
-        self.close()
+        self._close_tasks()
         self._load(manifest)
         if self._newest is not None:
             self.restore(self._newest)

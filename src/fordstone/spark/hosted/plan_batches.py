@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from fordstone.connectors.base import ALL_ROWS, ClockUs, Idleness, ReadPlan, Source
+from fordstone.connectors.base import ALL_ROWS, ClockUs, Idleness, ReadPlan, Source, close_sources
 from fordstone.epochs.manifest import Cut, PartitionCut, SourceCut
 from fordstone.errors import DamagedError, SourceError
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
@@ -331,6 +331,9 @@ class Planner:
         for step in self._steps:
             if step.name in cut.sources:
                 self._sources[step.name].ack(cut.sources[step.name].partitions)
+
+    def close(self) -> None:
+        close_sources(self._sources.values())
 
     def next_work(self, before: Cut | None, epoch: int, *, seeds: bool = False) -> Work | None:
         """Return the work of the next batch after the cut `before`; None: there is nothing to do now."""

@@ -18,7 +18,15 @@ import polars as pl
 import pyarrow as pa
 
 from fordstone.connectors import files
-from fordstone.connectors.base import ALL_ROWS, Capability, SinkStream, Source, SourceOptions, SourceTrouble
+from fordstone.connectors.base import (
+    ALL_ROWS,
+    Capability,
+    SinkStream,
+    Source,
+    SourceOptions,
+    SourceTrouble,
+    close_sources,
+)
 from fordstone.connectors.files.settings import dead_letter_files
 from fordstone.connectors.registry import capabilities, open_source
 from fordstone.errors import CheckpointError, ConfigError, FordstoneError
@@ -91,6 +99,10 @@ class HostedQuery:
                 self.sources[step.name] = opened(step, bounded=False)
                 with suppress(FordstoneError):  # the query fails with it
                     self.sources[step.name].partitions()
+
+    def close(self) -> None:
+        """Close what this process has opened of the sources. It can still be asked what was wrong with them."""
+        close_sources(self.sources.values())
 
     def start(self, on_batch: OnBatch) -> StreamingQuery:
         committer = self._committer(on_batch)

@@ -84,6 +84,10 @@ class SentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         self._reader.get().commit(end)
 
+    def stop(self) -> None:
+        """Called by Spark where it plans, when the query ends."""
+        self._reader.get().close()
+
 
 def source_class(reader: PipelineReader) -> type[DataSource]:
     """A data source class for one query. Spark sends the class itself to its workers, with what it holds."""

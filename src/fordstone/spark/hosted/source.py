@@ -14,7 +14,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from fordstone.connectors.base import Source, SourceOptions
+from fordstone.connectors.base import Source, SourceOptions, close_sources
 from fordstone.connectors.registry import open_source
 from fordstone.epochs.manifest import Cut, PartitionCut
 from fordstone.errors import CheckpointError, DamagedError, SourceError
@@ -77,6 +77,12 @@ class Feed:
 
     def run(self, reads: Sequence[PartitionRead], work: Work | None) -> Iterator[Packed]:
         """Yield everything that comes of these reads. One task of each batch is also given the work, and reports it."""
+        try:
+            yield from self._run(reads, work)
+        finally:
+            close_sources(self._sources.values())
+
+    def _run(self, reads: Sequence[PartitionRead], work: Work | None) -> Iterator[Packed]:
         facts: list[PartitionFact] = []
         times = ReadTimes()
         self._open(reads)
@@ -268,6 +274,12 @@ class PipelineReader:
         spark = spark_files(self._files.root)
         if spark is None or spark.sync_commit(epoch - self._first_epoch):
             self._planned().ack(cut)
+
+    def close(self) -> None:
+        """Close what planning has opened."""
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
 
     def _planned(self) -> Planner:
         if self._planner is None:
