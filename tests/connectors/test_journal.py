@@ -285,7 +285,7 @@ def test_each_step_has_a_journal_of_its_own(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ConfigError, match="journal_bytes_max=5 must be at least 1048576"):
+    with pytest.raises(ConfigError, match="journal_bytes_max=5 must be at least 67108864"):
         JournalOptions(journal_bytes_max=5).check_journal("mqtt")
 
 

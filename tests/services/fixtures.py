@@ -1,1 +1,16 @@
 """One server of each kind per test run, started when the first test asks for it. Fault tests that end servers start their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.services.base import start_or_skip
+from tests.services.mosquitto import Mosquitto
+
+
+@pytest.fixture(scope="session")
+def mosquitto() -> Iterator[Mosquitto]:
+    server = start_or_skip(Mosquitto)
+    yield server
+    server.close()

@@ -12,6 +12,7 @@ from fordstone.connectors.files.rows import latest, rows
 from fordstone.connectors.files.settings import files
 from fordstone.connectors.generator import generator
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
+from fordstone.connectors.mqtt import mqtt
 from fordstone.connectors.registry import register
 from fordstone.connectors.stdout import stdout
 
@@ -24,6 +25,7 @@ __all__ = [
     "generator",
     "latest",
     "memory",
+    "mqtt",
     "register",
     "rows",
     "stdout",

@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 PARTITION: Final = PartitionId("journal")
 JOURNAL_BYTES: Final = 1 << 30
-JOURNAL_BYTES_MIN: Final = 1 << 20
+JOURNAL_BYTES_MIN: Final = 64 << 20
+"""Room for the largest message, and for a segment to be trimmed."""
 ENDLESS: Final = "messages come for as long as somebody sends them, so there is no end to read up to."
 IfJournalLost = Literal["stop", "continue"]
 """What a run does whose checkpoint was made with a journal that is not here."""

@@ -41,6 +41,7 @@ _OURS: Final = {
     "hub": ("fordstone.connectors.hub", "HubKind"),
     "inline": ("fordstone.connectors.lookup_table", "InlineKind"),
     "memory": ("fordstone.connectors.memory", "MemoryKind"),
+    "mqtt": ("fordstone.connectors.mqtt", "MqttKind"),
     "stdout": ("fordstone.connectors.stdout", "StdoutKind"),
 }
 

@@ -1,0 +1,21 @@
+"""The pages whose code blocks need a real server: each is run with one that its environment names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.docs.blocks import REPOSITORY, SERVED, Page
+from tests.services.mosquitto import Mosquitto
+
+
+def run_page(name: str, directory: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert name in SERVED
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    with Page(name=name, directory=directory, environment=environment) as runner:
+        runner.run_all((REPOSITORY / name).read_text())
+
+
+def test_mqtt(mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page("docs/how-to/mqtt.md", tmp_path, {"BROKER": mosquitto.address}, monkeypatch)
