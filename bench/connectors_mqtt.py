@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -26,8 +25,8 @@ from paho.mqtt.properties import Properties
 from tests.services.mosquitto import Mosquitto
 
 from fordstone.connectors import mqtt
-from fordstone.connectors.base import Home, OpenContext, SourceOptions
-from fordstone.connectors.journal import PARTITION
+from fordstone.connectors.base import Home, OpenContext, Reader, SourceOptions
+from fordstone.connectors.journal import PARTITION, JournalSource
 from fordstone.connectors.registry import open_source
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import Position
@@ -55,7 +54,7 @@ def bare(broker: Mosquitto, topic: str, count: int) -> float:
     """Messages per second of a client that only counts, and acknowledges by itself."""
     seen: list[float] = []
 
-    def connected(**more: Any) -> Client:
+    def connected() -> Client:
         client = Client(CallbackAPIVersion.VERSION2, client_id="bare", protocol=MQTTv5)
         client.on_message = lambda *_: seen.append(time.perf_counter())
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
@@ -66,7 +65,9 @@ def bare(broker: Mosquitto, topic: str, count: int) -> float:
     client = connected()
     done: list[bool] = []
     client.on_subscribe = lambda *_: done.append(True)
-    client.on_connect = lambda *_: client.subscribe(f"{topic}/+", 1)
+    while not client.is_connected():
+        client.loop(0.1)
+    client.subscribe(f"{topic}/+", 1)
     while not done:
         client.loop(0.1)
     client.disconnect()
@@ -83,10 +84,11 @@ def source(broker: Mosquitto, topic: str, count: int, directory: str) -> float:
     """Messages per second of the source."""
     spec = mqtt(f"{topic}/{{line}}", broker=broker.address)
 
-    def opened() -> tuple[Any, Any]:
+    def opened() -> tuple[JournalSource, Reader]:
         disk = OsDisk(directory)
         context = OpenContext(home=Home(disk=disk, directory="p/n"), step="in")
         made = open_source(spec, SourceOptions(schema=SCHEMA, bounded=False), context)
+        assert isinstance(made, JournalSource)
         return made, made.open(PARTITION, Position(made.messages.end), with_positions=False)
 
     first, reader = opened()
@@ -95,7 +97,8 @@ def source(broker: Mosquitto, topic: str, count: int, directory: str) -> float:
     first.close()
     publish(broker, topic, count)
     second, reader = opened()
-    rows, times = [], []
+    rows: list[int] = []
+    times: list[float] = []
     while sum(rows) < count:
         chunk = reader.read(65_536)
         if chunk is None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -15,6 +12,7 @@ from random import Random
 import pytest
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
+from tests.faults.pipeline_run import PipelineRun
 from tests.services.base import start_or_skip
 from tests.services.mosquitto import Mosquitto
 from tests.waiting import until
@@ -27,43 +25,6 @@ p = Pipeline("p")
 rows = p.source("rows", mqtt("plant/{{line}}/n", broker="{broker}"), schema={{"line": "string", "n": "bigint"}})
 rows.sink("out", files("out", format="jsonl"))
 """
-
-
-class Run:
-    """The pipeline in a process of its own, which may be killed and started again."""
-
-    def __init__(self, place: Path, broker: Mosquitto) -> None:
-        self.place = place
-        (place / "p.py").write_text(PIPELINE.format(broker=broker.address))
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [
-            str(Path(sys.executable).parent / "fordstone"),
-            "run",
-            "p.py",
-            "--state",
-            "state",
-            "--interval",
-            "100ms",
-        ]
-        with (self.place / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, cwd=self.place, stdout=log, stderr=log, env=os.environ)
-
-    def end(self, how: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(how)
-        self.process.wait(120)
-
-    def rows(self) -> Counter[int]:
-        return Counter(
-            json.loads(line)["n"]
-            for path in sorted(self.place.glob("out/*.jsonl"))
-            for line in path.read_text().splitlines()
-        )
-
-    def log(self) -> str:
-        return (self.place / "log").read_text()[-4_000:]
 
 
 class SteadyPublisher(threading.Thread):
@@ -122,7 +83,7 @@ def test_nothing_that_was_published_is_lost_whatever_is_killed(tmp_path: Path, s
     rng = Random(seed)
     broker = start_or_skip(Mosquitto)
     try:
-        run = Run(tmp_path, broker)
+        run = PipelineRun(tmp_path, PIPELINE.format(broker=broker.address))
         run.start()
         publisher = SteadyPublisher(broker)
 

@@ -11,6 +11,7 @@ from fordstone.connectors.delta import delta
 from fordstone.connectors.files.rows import latest, rows
 from fordstone.connectors.files.settings import files
 from fordstone.connectors.generator import generator
+from fordstone.connectors.http import http_in, http_out
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.connectors.mqtt import mqtt
 from fordstone.connectors.registry import register
@@ -23,6 +24,8 @@ __all__ = [
     "delta",
     "files",
     "generator",
+    "http_in",
+    "http_out",
     "latest",
     "memory",
     "mqtt",
