@@ -386,6 +386,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_so(tmp_path: Path) -> None:
         reader = source.open(PARTITION, Position(0), with_positions=False)
         with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1:{port}"):
             reader.read(1)
+        source.close()
         disk.close()
 
 

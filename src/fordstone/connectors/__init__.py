@@ -15,6 +15,7 @@ from fordstone.connectors.http import http_in, http_out
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.connectors.mqtt import mqtt
 from fordstone.connectors.registry import register
+from fordstone.connectors.socket_lines import socket_lines
 from fordstone.connectors.stdout import stdout
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "mqtt",
     "register",
     "rows",
+    "socket_lines",
     "stdout",
 ]

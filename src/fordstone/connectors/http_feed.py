@@ -18,7 +18,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from fordstone.connectors.http import HEALTH_PATH, HttpInOptions, secret
-from fordstone.connectors.journal import Feed
+from fordstone.connectors.loop_feed import LoopFeed
 from fordstone.errors import DamagedError, StorageError
 from fordstone.hub.listen import bound
 from fordstone.storage.disk import Disk, FatalStorageError
@@ -47,8 +46,6 @@ HEAD_SECONDS_MAX: Final = 30.0
 """For the next request of a connection to come, and for its head."""
 BODY_SECONDS_MAX: Final = 60.0
 ANSWER_SECONDS_MAX: Final = 30.0
-STOP_SECONDS_MAX: Final = 10.0
-JOURNAL_THREADS: Final = 8
 KEY_CHARS_MAX: Final = 255
 RETRY_AFTER_S: Final = 1
 READ_MESSAGES: Final = 10_000
@@ -160,41 +157,30 @@ class _Answer:
     headers: Mapping[str, str]
 
 
-class HttpFeed(Feed):
+class HttpFeed(LoopFeed):
     """One listening socket."""
 
     def __init__(
         self, options: HttpInOptions, messages: MessageLog, disk: Disk, context: OpenContext, *, where: str
     ) -> None:
+        super().__init__(where)
         token = secret(options.token, context, where)
         self._options = options
         self._messages = messages
-        self._where = where
         self._authorization = None if token is None else f"Bearer {token}".encode()
         self._keys = Keys(messages, Journal(disk, f"{messages.folder}/keys.jsonl"), options.keys_max)
         self._taking: dict[str, asyncio.Future[None]] = {}
         """Keys of requests that are being taken."""
         self._bodies_bytes = 0
         self._open: set[asyncio.Task[None]] = set()
-        self._failed: BaseException | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop = asyncio.Event()
-        self._listening = threading.Event()
-        self._pool = ThreadPoolExecutor(JOURNAL_THREADS, thread_name_prefix="http-journal")
-        self._thread = threading.Thread(target=self._run, name="http-feed", daemon=True)
         self.port = options.port
         """The real one, after the start."""
 
     def start(self) -> None:
         self._socket = bound(self._options.host, self._options.port, option="port")
         self.port = self._socket.getsockname()[1]
-        self._thread.start()
-        self._listening.wait(STOP_SECONDS_MAX)
+        super().start()
         log.info("http source listens", extra={"source": self._where, "port": self.port, "path": self._options.path})
-
-    def check(self) -> None:
-        if self._failed is not None:
-            raise self._failed
 
     def away(self) -> str | None:
         return None
@@ -202,27 +188,11 @@ class HttpFeed(Feed):
     def before_trim(self, position: int) -> None:
         self._keys.save(position)
 
-    def close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(STOP_SECONDS_MAX)
-        self._pool.shutdown(wait=True)
-        self._socket.close()
-
     # On the thread of the event loop.
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except Exception as error:  # noqa: BLE001 - raised by the reader
-            log.warning("http source failed", extra={"source": self._where, "problem": str(error)})
-            self._failed = error
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    async def _main(self) -> None:
         server = await asyncio.start_server(self._connected, sock=self._socket, limit=HEAD_BYTES_MAX)
-        self._listening.set()
+        self._ready.set()
         async with server:
             await self._stop.wait()
             for task in tuple(self._open):

@@ -243,8 +243,8 @@ class JournalSource(Source):
         if self.feed is None:
             return
         if not self._started:
-            self._started = True
             self.feed.start()
+            self._started = True
         self.feed.check()
 
 

@@ -44,6 +44,7 @@ _OURS: Final = {
     "inline": ("fordstone.connectors.lookup_table", "InlineKind"),
     "memory": ("fordstone.connectors.memory", "MemoryKind"),
     "mqtt": ("fordstone.connectors.mqtt", "MqttKind"),
+    "socket_lines": ("fordstone.connectors.socket_lines", "SocketLinesKind"),
     "stdout": ("fordstone.connectors.stdout", "StdoutKind"),
 }
 
