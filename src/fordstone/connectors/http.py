@@ -31,14 +31,12 @@ from fordstone.connectors.journal import (
     JOURNAL_BYTES,
     IfJournalLost,
     JournalOptions,
-    JournalSource,
-    MessageColumns,
-    open_journal,
-    received,
+    open_journal_source,
 )
 from fordstone.connectors.messages import MESSAGE_BYTES_MAX, MessageFormatName
 from fordstone.errors import ConfigError
 from fordstone.lang.duration import positive_us
+from fordstone.storage.message_log import MessageLog
 
 BODY_BYTES_MAX: Final = 8 << 20
 KEYS_MAX: Final = 100_000
@@ -53,9 +51,6 @@ class HttpInOptions(JournalOptions, frozen=True, kw_only=True, forbid_unknown_fi
     host: str = "127.0.0.1"
     path: str = "/events"
     token: str | None = None
-    format: MessageFormatName = "json"
-    received: str | None = None
-    time_unit: str = "us"
     body_bytes_max: int = BODY_BYTES_MAX
     keys_max: int = KEYS_MAX
 
@@ -165,22 +160,12 @@ class HttpInKind(ConnectorKind):
         from fordstone.connectors.http_feed import HttpFeed  # noqa: PLC0415 - few pipelines need a server
 
         settings = options_of(spec, HttpInOptions)
-        where = f"source {context.step}: http_in(port={settings.port})"
-        if options.bounded:
-            raise ConfigError(f"{where}: {ENDLESS} Run it without --bounded.")
-        beside = {} if settings.received is None else {settings.received: ("timestamp", received)}
-        columns = MessageColumns.of(
-            options.schema, beside, format_name=settings.format, time_unit=settings.time_unit, where=where
-        )
-        messages = open_journal(spec, settings, context)
-        return JournalSource(
-            messages,
-            columns,
-            bounded=False,
-            where=where,
-            feed=HttpFeed(settings, messages, context.home_of(spec).disk, context, where=where),
-            if_journal_lost=settings.if_journal_lost,
-        )
+
+        def feed(messages: MessageLog, where: str) -> HttpFeed:
+            return HttpFeed(settings, messages, context.home_of(spec).disk, context, where=where)
+
+        called = f"http_in(port={settings.port})"
+        return open_journal_source(spec, settings, options, context, called=called, make_feed=feed)
 
 
 class HttpOutKind(ConnectorKind):

@@ -28,6 +28,7 @@ from fordstone.connectors.base import (
     ReadPlan,
     Rejected,
     Source,
+    SourceOptions,
     SourceTrouble,
 )
 from fordstone.connectors.messages import MessageFormat, MessageFormatName, message_format
@@ -52,6 +53,9 @@ IfJournalLost = Literal["stop", "continue"]
 class JournalOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of every source with a journal."""
 
+    format: MessageFormatName = "json"
+    received: str | None = None
+    time_unit: str = "us"
     journal_bytes_max: int = JOURNAL_BYTES
     when_full: WhenFull = "wait"
     if_journal_lost: IfJournalLost = "stop"
@@ -284,3 +288,34 @@ class JournalReader(Reader):
 
     def close(self) -> None:
         """The journal is the source's."""
+
+
+def open_journal_source(
+    spec: ConnectorSpec,
+    settings: JournalOptions,
+    options: SourceOptions,
+    context: OpenContext,
+    *,
+    called: str,
+    make_feed: Callable[[MessageLog, str], Feed],
+    beside: Mapping[str, tuple[str, Beside]] | None = None,
+) -> JournalSource:
+    """Open the journal of a step and the source over it. `make_feed` gets the journal, and how errors begin: with the step and `called`."""
+    where = f"source {context.step}: {called}"
+    if options.bounded:
+        raise ConfigError(f"{where}: {ENDLESS} Run it without --bounded.")
+    made = dict(beside or {})
+    if settings.received is not None:
+        made[settings.received] = ("timestamp", received)
+    columns = MessageColumns.of(
+        options.schema, made, format_name=settings.format, time_unit=settings.time_unit, where=where
+    )
+    messages = open_journal(spec, settings, context)
+    return JournalSource(
+        messages,
+        columns,
+        bounded=False,
+        where=where,
+        feed=make_feed(messages, where),
+        if_journal_lost=settings.if_journal_lost,
+    )

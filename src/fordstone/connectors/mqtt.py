@@ -33,16 +33,13 @@ from fordstone.connectors.journal import (
     Beside,
     IfJournalLost,
     JournalOptions,
-    JournalSource,
-    MessageColumns,
-    open_journal,
-    received,
+    open_journal_source,
     topics,
 )
 from fordstone.connectors.messages import MessageFormatName
 from fordstone.errors import ConfigError, NotInstalledError
 from fordstone.lang.duration import positive_us
-from fordstone.storage.message_log import Messages, WhenFull
+from fordstone.storage.message_log import MessageLog, Messages, WhenFull
 
 Version = Literal["3.1.1", "5"]
 PORT: Final = 1883
@@ -58,12 +55,9 @@ class MqttOptions(JournalOptions, frozen=True, kw_only=True, forbid_unknown_fiel
     topics: str
     broker: str
     qos: int = 1
-    format: MessageFormatName = "json"
     version: Version = "5"
     share: str | None = None
     topic: str | None = None
-    received: str | None = None
-    time_unit: str = "us"
     user: str | None = None
     password: str | None = None
     tls: bool = False
@@ -276,28 +270,17 @@ class MqttKind(ConnectorKind):
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the journal. The broker is connected to with the first read."""
         settings = options_of(spec, MqttOptions)
-        pattern, where = TopicPattern.parse(settings.topics), f"source {context.step}: mqtt({settings.topics!r})"
-        if options.bounded:
-            raise ConfigError(f"{where}: {ENDLESS} Run it without --bounded.")
-        beside = pattern.beside()
+        called = f"mqtt({settings.topics!r})"
+        with _needs_paho(f"source {context.step}: {called}"):
+            from fordstone.connectors.mqtt_feed import MqttFeed  # noqa: PLC0415 - comes with an extra
+
+        def feed(messages: MessageLog, where: str) -> MqttFeed:
+            return MqttFeed(settings, messages, context, where=where)
+
+        beside = TopicPattern.parse(settings.topics).beside()
         if settings.topic is not None:
             beside[settings.topic] = ("string", topics)
-        if settings.received is not None:
-            beside[settings.received] = ("timestamp", received)
-        columns = MessageColumns.of(
-            options.schema, beside, format_name=settings.format, time_unit=settings.time_unit, where=where
-        )
-        with _needs_paho(where):
-            from fordstone.connectors.mqtt_feed import MqttFeed  # noqa: PLC0415 - comes with an extra
-        messages = open_journal(spec, settings, context)
-        return JournalSource(
-            messages,
-            columns,
-            bounded=False,
-            where=where,
-            feed=MqttFeed(settings, messages, context, where=where),
-            if_journal_lost=settings.if_journal_lost,
-        )
+        return open_journal_source(spec, settings, options, context, called=called, make_feed=feed, beside=beside)
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """The broker is connected to with the first rows."""

@@ -35,10 +35,7 @@ from fordstone.connectors.journal import (
     JOURNAL_BYTES,
     IfJournalLost,
     JournalOptions,
-    JournalSource,
-    MessageColumns,
-    open_journal,
-    received,
+    open_journal_source,
 )
 from fordstone.connectors.loop_feed import LoopFeed
 from fordstone.connectors.messages import MessageFormatName, message_format
@@ -64,9 +61,6 @@ class SocketOptions(JournalOptions, frozen=True, kw_only=True, forbid_unknown_fi
 
     listen: str | None = None
     connect: str | None = None
-    format: MessageFormatName = "json"
-    received: str | None = None
-    time_unit: str = "us"
 
     def __post_init__(self) -> None:
         self.check_journal("socket_lines()")
@@ -121,18 +115,12 @@ class SocketLinesKind(ConnectorKind):
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the journal. Connections begin with the first read."""
         settings = options_of(spec, SocketOptions)
-        where = f"source {context.step}: socket_lines({settings.listen or settings.connect})"
-        if options.bounded:
-            raise ConfigError(f"{where}: {ENDLESS} Run it without --bounded.")
-        beside = {} if settings.received is None else {settings.received: ("timestamp", received)}
-        columns = MessageColumns.of(
-            options.schema, beside, format_name=settings.format, time_unit=settings.time_unit, where=where
-        )
-        messages = open_journal(spec, settings, context)
-        feed = SocketFeed(settings, messages, where=where)
-        return JournalSource(
-            messages, columns, bounded=False, where=where, feed=feed, if_journal_lost=settings.if_journal_lost
-        )
+
+        def feed(messages: MessageLog, where: str) -> SocketFeed:
+            return SocketFeed(settings, messages, where=where)
+
+        called = f"socket_lines({settings.listen or settings.connect})"
+        return open_journal_source(spec, settings, options, context, called=called, make_feed=feed)
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """The connection is opened with the first rows."""
