@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.docs.blocks import REPOSITORY, SERVED, Page
+from tests.services.mosquitto import Mosquitto
 from tests.services.postgres import Postgres
 
 
@@ -21,3 +22,7 @@ def test_postgresql(postgres: Postgres, tmp_path: Path, monkeypatch: pytest.Monk
     postgres.create_database("page")
     environment = postgres.environment | {"PGDATABASE": "page"}
     run_page("docs/how-to/postgresql.md", tmp_path, environment, monkeypatch)
+
+
+def test_mqtt(mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page("docs/how-to/mqtt.md", tmp_path, {"BROKER": mosquitto.address}, monkeypatch)

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 from tests.services.base import start_or_skip
+from tests.services.mosquitto import Mosquitto
 from tests.services.postgres import Postgres
+
+
+@pytest.fixture(scope="session")
+def mosquitto() -> Iterator[Mosquitto]:
+    server = start_or_skip(Mosquitto)
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

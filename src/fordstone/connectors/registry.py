@@ -38,10 +38,14 @@ _OURS: Final = {
     "files": ("fordstone.connectors.files.kind", "FilesKind"),
     "function": ("fordstone.connectors.function", "FunctionKind"),
     "generator": ("fordstone.connectors.generator", "GeneratorKind"),
+    "http_in": ("fordstone.connectors.http", "HttpInKind"),
+    "http_out": ("fordstone.connectors.http", "HttpOutKind"),
     "hub": ("fordstone.connectors.hub", "HubKind"),
     "inline": ("fordstone.connectors.lookup_table", "InlineKind"),
     "memory": ("fordstone.connectors.memory", "MemoryKind"),
+    "mqtt": ("fordstone.connectors.mqtt", "MqttKind"),
     "postgres": ("fordstone.connectors.postgres.kind", "PostgresKind"),
+    "socket_lines": ("fordstone.connectors.socket_lines", "SocketLinesKind"),
     "stdout": ("fordstone.connectors.stdout", "StdoutKind"),
 }
 
