@@ -17,7 +17,7 @@ import pytest
 import urllib3
 from tests.waiting import until
 
-from fordstone.connectors import http_feed, http_in, http_out
+from fordstone.connectors import http_in, http_out
 from fordstone.connectors.base import (
     ConnectorSpec,
     Home,
@@ -26,7 +26,8 @@ from fordstone.connectors.base import (
     SinkStream,
     SourceOptions,
 )
-from fordstone.connectors.http_feed import HttpFeed
+from fordstone.connectors.http import feed as http_feed
+from fordstone.connectors.http.feed import HttpFeed
 from fordstone.connectors.journal import PARTITION, JournalSource
 from fordstone.connectors.registry import open_sink, open_source
 from fordstone.epochs.manifest import PartitionCut

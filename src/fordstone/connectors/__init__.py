@@ -11,9 +11,9 @@ from fordstone.connectors.delta import delta
 from fordstone.connectors.files.rows import latest, rows
 from fordstone.connectors.files.settings import files
 from fordstone.connectors.generator import generator
-from fordstone.connectors.http import http_in, http_out
+from fordstone.connectors.http.kind import http_in, http_out
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
-from fordstone.connectors.mqtt import mqtt
+from fordstone.connectors.mqtt.kind import mqtt
 from fordstone.connectors.postgres.settings import postgres
 from fordstone.connectors.registry import register
 from fordstone.connectors.socket_lines import socket_lines

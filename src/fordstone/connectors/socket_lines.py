@@ -17,6 +17,7 @@ from typing import Final
 import polars as pl
 
 from fordstone.connectors.base import (
+    About,
     Capability,
     ConnectorKind,
     ConnectorSpec,
@@ -98,6 +99,13 @@ class SocketLinesKind(ConnectorKind):
     """The kind `socket_lines`."""
 
     capabilities = frozenset({Capability.NEEDS_HOME})
+    about = About(
+        summary="lines over TCP",
+        source='socket_lines(listen="127.0.0.1:7000")',
+        sink='socket_lines(connect="127.0.0.1:7000")',
+        guarantee="Nothing acknowledges a line, so those under way are lost with a connection. A source runs on the edge only.",
+        page="how-to/sockets.md",
+    )
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         options_of(spec, SocketOptions)

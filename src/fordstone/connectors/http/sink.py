@@ -15,7 +15,7 @@ import polars as pl
 import urllib3
 
 from fordstone.connectors.base import Sink, SinkDelayedError, SinkStream
-from fordstone.connectors.http import HttpOutOptions, secret
+from fordstone.connectors.http.kind import HttpOutOptions, secret
 from fordstone.connectors.messages import message_format
 from fordstone.errors import SinkError
 from fordstone.lang.duration import positive_us

@@ -1,6 +1,6 @@
 """MQTT 3.1.1 and 5: the kind `mqtt`, a source and a sink, and the patterns of its topics.
 
-The client is the package `paho-mqtt`, which comes with an extra and is imported where a connector is opened (`mqtt_feed`, `mqtt_sink`), so that plans
+The client is the package `paho-mqtt`, which comes with an extra and is imported where a connector is opened (`feed`, `sink`), so that plans
 can be built anywhere. The source journals each message before it acknowledges it, so QoS 1 is at-least-once from the publisher's broker on.
 """
 
@@ -15,6 +15,7 @@ from typing import Final, Literal
 import polars as pl
 
 from fordstone.connectors.base import (
+    About,
     Capability,
     ConnectorKind,
     ConnectorSpec,
@@ -247,6 +248,15 @@ class MqttKind(ConnectorKind):
     """The kind `mqtt`."""
 
     capabilities = frozenset({Capability.NEEDS_HOME})
+    about = About(
+        summary="topics of an MQTT broker, 3.1.1 and 5",
+        source='mqtt("plant/temp", broker="localhost:1883")',
+        sink='mqtt("alarms/{device}", broker="localhost:1883")',
+        guarantee="A message is synced in the journal of the node before it is acknowledged. The broker may send it again. A source runs on the edge only.",
+        extra="mqtt",
+        modules=("paho",),
+        page="how-to/mqtt.md",
+    )
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         """The broker sends again what was not acknowledged, which may be there already."""
@@ -272,7 +282,7 @@ class MqttKind(ConnectorKind):
         settings = options_of(spec, MqttOptions)
         called = f"mqtt({settings.topics!r})"
         with _needs_paho(f"source {context.step}: {called}"):
-            from fordstone.connectors.mqtt_feed import MqttFeed  # noqa: PLC0415 - comes with an extra
+            from fordstone.connectors.mqtt.feed import MqttFeed  # noqa: PLC0415 - comes with an extra
 
         def feed(messages: MessageLog, where: str) -> MqttFeed:
             return MqttFeed(settings, messages, context, where=where)
@@ -286,5 +296,5 @@ class MqttKind(ConnectorKind):
         """The broker is connected to with the first rows."""
         settings = options_of(spec, MqttOptions)
         with _needs_paho(f"sink {stream.step}: mqtt({settings.topics!r})"):
-            from fordstone.connectors.mqtt_sink import MqttSink  # noqa: PLC0415 - comes with an extra
+            from fordstone.connectors.mqtt.sink import MqttSink  # noqa: PLC0415 - comes with an extra
         return MqttSink(settings, stream, context)

@@ -19,8 +19,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from fordstone.connectors.journal import Feed
 from fordstone.connectors.messages import MESSAGE_BYTES_MAX
-from fordstone.connectors.mqtt import MqttOptions, TopicPattern
-from fordstone.connectors.mqtt_client import (
+from fordstone.connectors.mqtt.client import (
     CONNECT_SECONDS,
     LostError,
     RefusedError,
@@ -30,6 +29,7 @@ from fordstone.connectors.mqtt_client import (
     exchange,
     make_client,
 )
+from fordstone.connectors.mqtt.kind import MqttOptions, TopicPattern
 from fordstone.errors import SourceError, StorageError
 from fordstone.lang.duration import positive_us
 from fordstone.protocol.retry import Backoff

@@ -16,8 +16,8 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from fordstone.connectors.base import Sink, SinkDelayedError, SinkStream
 from fordstone.connectors.messages import message_format
-from fordstone.connectors.mqtt import MqttOptions, TopicPattern
-from fordstone.connectors.mqtt_client import LostError, RefusedError, client_id, connect, exchange, make_client
+from fordstone.connectors.mqtt.client import LostError, RefusedError, client_id, connect, exchange, make_client
+from fordstone.connectors.mqtt.kind import MqttOptions, TopicPattern
 from fordstone.errors import SinkError
 from fordstone.lang.schema import Schema
 

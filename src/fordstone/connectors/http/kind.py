@@ -1,7 +1,7 @@
 """HTTP: the kinds `http_in`, a source that listens for POST requests, and `http_out`, a sink that makes them.
 
 A request to `http_in` is answered when its rows are synced in the journal. `http_out` gives every request an `Idempotency-Key` that is the same when
-an epoch is released again. The server is in `http_feed`, the client in `http_sink`.
+an epoch is released again. The server is in `feed`, the client in `sink`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from fordstone.connectors.base import (
+    About,
     Capability,
     ConnectorKind,
     ConnectorSpec,
@@ -145,6 +146,13 @@ class HttpInKind(ConnectorKind):
     """The kind `http_in`."""
 
     capabilities = frozenset({Capability.NEEDS_HOME})
+    about = About(
+        summary="rows that clients POST to this node",
+        source="http_in(port=8080)",
+        guarantee="The answer comes when the rows are synced in the journal of the node. With an Idempotency-Key, a request that is repeated is taken once. "
+        "On the edge only.",
+        page="how-to/http.md",
+    )
 
     def source_delivery(self, spec: ConnectorSpec) -> Delivery:
         """A client that does not see the answer sends again; only with an `Idempotency-Key` that is noticed."""
@@ -157,7 +165,7 @@ class HttpInKind(ConnectorKind):
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the journal. The server listens from the first read on."""
-        from fordstone.connectors.http_feed import HttpFeed  # noqa: PLC0415 - few pipelines need a server
+        from fordstone.connectors.http.feed import HttpFeed  # noqa: PLC0415 - few pipelines need a server
 
         settings = options_of(spec, HttpInOptions)
 
@@ -171,6 +179,13 @@ class HttpInKind(ConnectorKind):
 class HttpOutKind(ConnectorKind):
     """The kind `http_out`."""
 
+    about = About(
+        summary="a webhook",
+        sink='http_out("https://example.com/alarms")',
+        guarantee="An epoch is posted when it is sealed, and again after a crash, with the same keys.",
+        page="how-to/http.md",
+    )
+
     def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
         """An epoch that is released again is sent again, with the same keys."""
         options_of(spec, HttpOutOptions)
@@ -178,7 +193,7 @@ class HttpOutKind(ConnectorKind):
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """Nothing is sent yet."""
-        from fordstone.connectors.http_sink import HttpSink  # noqa: PLC0415 - few pipelines need it
+        from fordstone.connectors.http.sink import HttpSink  # noqa: PLC0415 - few pipelines need it
 
         return HttpSink(options_of(spec, HttpOutOptions), stream, context)
 

@@ -13,7 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from fordstone.connectors.mqtt import MqttOptions, broker_address
+from fordstone.connectors.mqtt.kind import MqttOptions, broker_address
 from fordstone.errors import ConfigError
 from fordstone.lang.duration import positive_us
 

@@ -1,0 +1,1 @@
+"""Requests that come in as a source, and requests that go out as a sink."""

@@ -1,0 +1,1 @@
+"""Topics of an MQTT broker as sources and sinks."""
