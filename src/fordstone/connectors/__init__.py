@@ -11,6 +11,7 @@ from fordstone.connectors.delta import delta
 from fordstone.connectors.files.rows import latest, rows
 from fordstone.connectors.files.settings import files
 from fordstone.connectors.generator import generator
+from fordstone.connectors.kafka.kind import kafka
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.connectors.registry import register
 from fordstone.connectors.stdout import stdout
@@ -22,6 +23,7 @@ __all__ = [
     "delta",
     "files",
     "generator",
+    "kafka",
     "latest",
     "memory",
     "register",

@@ -40,6 +40,7 @@ _OURS: Final = {
     "generator": ("fordstone.connectors.generator", "GeneratorKind"),
     "hub": ("fordstone.connectors.hub", "HubKind"),
     "inline": ("fordstone.connectors.lookup_table", "InlineKind"),
+    "kafka": ("fordstone.connectors.kafka.kind", "KafkaKind"),
     "memory": ("fordstone.connectors.memory", "MemoryKind"),
     "stdout": ("fordstone.connectors.stdout", "StdoutKind"),
 }
