@@ -54,7 +54,7 @@ def _this() -> Any:
 def test_an_unknown_kind_is_an_error_that_lists_those_there_are(offers: None) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"unknown connector 'kafkaesque'. Known here: broken, center, control, delta, files, function, generator, hub, inline, memory, odd, rain, stdout",
+        match=r"unknown connector 'kafkaesque'. Known here: broken, center, control, delta, files, function, generator, hub, inline, kafka, memory, odd, rain, stdout",
     ):
         registry.source_delivery(ConnectorSpec(kind="kafkaesque"))
 

@@ -13,7 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 from tests.services.base import MissingServiceError, Server, free_port, installed, listens, maven_jars, run_installer
 
@@ -81,18 +90,30 @@ def _properties(log: Path, *, port: int, controller_port: int, **others: object)
 class KafkaBroker(Server):
     """A broker of one node. Its data is in `folder`, and stays over restarts, as does the port."""
 
-    def __init__(self, folder: Path, *, properties: Mapping[str, object] | None = None) -> None:
-        """`properties`: further settings of the broker."""
-        port, controller_port = free_port(), free_port()
+    def __init__(
+        self, folder: Path, *, properties: Mapping[str, object] | None = None, users: Mapping[str, str] | None = None
+    ) -> None:
+        """`properties`: further settings of the broker. `users`: names and passwords, for a second port that asks for them."""
+        port, controller_port, guarded_port = free_port(), free_port(), free_port()
         self.servers: Final = f"127.0.0.1:{port}"
+        self.guarded_servers: Final = f"127.0.0.1:{guarded_port}"
+        more = dict(properties or {})
+        if users:
+            known = " ".join(f'user_{name}="{password}"' for name, password in users.items())
+            more |= {
+                "listeners": f"PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{guarded_port},"
+                f"CONTROLLER://127.0.0.1:{controller_port}",
+                "sasl.enabled.mechanisms": "PLAIN",
+                "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+                    f"org.apache.kafka.common.security.plain.PlainLoginModule required {known};"
+                ),
+            }
         self._port = port
         self._admin: AdminClient | None = None
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copytree(_formatted(), folder / "log")
         settings = folder / "server.properties"
-        settings.write_text(
-            _properties(folder / "log", port=port, controller_port=controller_port, **(properties or {}))
-        )
+        settings.write_text(_properties(folder / "log", port=port, controller_port=controller_port, **more))
         super().__init__(
             "Kafka",
             [java(), *_HEAP, "-cp", f"{jars()}/*", "kafka.Kafka", settings],
@@ -155,8 +176,14 @@ class KafkaBroker(Server):
                 producer.produce(topic, value=value, partition=partition, on_delivery=_raise_error, **given)
                 producer.poll(0)
 
+    def committed(self, group: str, topic: str, partition: int = 0) -> int:
+        """Return the offset that a group has committed."""
+        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
+        found = self.client().list_consumer_group_offsets([request])[group].result(TIMEOUT_S)
+        return int(found.topic_partitions[0].offset)
+
     def settle(self, topic: str) -> None:
-        """Wait until no transaction is open in a topic: that of a commit is ended a little after the producer was told that it is."""
+        """Wait until no transaction is open in a topic: that of a commit is ended a little after its producer has the answer."""
         deadline = time.monotonic() + TIMEOUT_S
         while self._ends(topic, IsolationLevel.READ_COMMITTED) != self._ends(topic, IsolationLevel.READ_UNCOMMITTED):
             assert time.monotonic() < deadline, f"a transaction in {topic} stays open"

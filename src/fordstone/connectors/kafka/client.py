@@ -184,6 +184,8 @@ class Cluster:
         code = code_of(error)
         if code in _DENIED:
             return self.denied(error)
+        if self._admin is not None:
+            self._admin.poll(0)  # calls `_note`
         self.check_denied()
         last = f" ({described(self._last)})" if self._last is not None else ""
         what = "does not answer" if code in _AWAY else "does not do what it was asked"
@@ -217,7 +219,7 @@ class Cluster:
         return found
 
     def _note(self, error: KafkaError) -> None:
-        """Called by the client library, on a thread of its own."""
+        """Called by the client library while a client is asked for something."""
         self._last = error
         if error.code() in _DENIED:
             self._denied = error

@@ -44,7 +44,7 @@ class Fetched:
     messages: list[Message] = field(default_factory=list)
     held_bytes: int = 0
     end: int = -1
-    """Where the last answer of a broker ended, without messages behind it."""
+    """Where the last answer of a broker ended, without messages after it."""
     error: KafkaError | None = None
     paused: bool = False
 
@@ -87,7 +87,7 @@ class Fetcher:
                 self._consumer.incremental_unassign([TopicPartition(*fetched.at)])
 
     def take(self, fetched: Fetched, rows_max: int, *, before: int | None, wait_s: float = 0.0) -> list[Message]:
-        """Return messages of a partition, before an offset, and move its `next_offset` behind them.
+        """Return messages of a partition, before an offset, and move its `next_offset` past them.
 
         It may move without messages: where there is nothing up to `before`, or to the end. With `wait_s`, wait until it has moved.
         """

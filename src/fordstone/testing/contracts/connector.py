@@ -135,7 +135,7 @@ class SourceContract(ABC):
 
     schema = SCHEMA
     arrives_late = False
-    """Whether a reader that is not told where to stop may return None before all that is there has arrived, as one that fetches beside it."""
+    """Whether a reader without `until` may return None before all that is there has arrived, as one that fetches beside it."""
 
     @abstractmethod
     def fill(self, place: Path) -> ConnectorSpec:
