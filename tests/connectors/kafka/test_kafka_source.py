@@ -46,7 +46,7 @@ def all_rows(source: Source, schema: dict[str, str] = WORD, number: int = 0) -> 
 
 
 def read_until(reader: Reader, rows: int) -> list[Chunk]:
-    """Read as an engine does, until so many rows have come."""
+    """Read as an engine does, until this number of rows has come."""
     chunks: list[Chunk] = []
 
     def enough() -> bool:
@@ -341,8 +341,10 @@ def test_what_nobody_takes_is_not_fetched_without_end(
     monkeypatch.setattr(fetcher_module, "QUEUED_KBYTES", 64)
     topic = kafka_broker.create(topic_of(tmp_path), partitions=2)
     words = [f"{number:0{size}}" for number in range(10_000)]
-    for number in (0, 1):
-        kafka_broker.send(topic, (f'{{"word":"{word}"}}' for word in words), partition=number)
+    with kafka_broker.producer(batch_num_messages=100) as producer:
+        for word in words:
+            for number in (0, 1):
+                producer.produce(topic, f'{{"word":"{word}"}}', partition=number)
     client = {"fetch.message.max.bytes": 20_000}
     source: Any = opened(kafka(topic, servers=kafka_broker.servers, client=client), bounded=False)
     readers = [source.open(partition, Position(0), with_positions=False) for partition in source.partitions()]
