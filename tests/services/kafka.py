@@ -182,17 +182,24 @@ class KafkaBroker(Server):
         found = self.client().list_consumer_group_offsets([request])[group].result(TIMEOUT_S)
         return int(found.topic_partitions[0].offset)
 
-    def settle(self, topic: str) -> None:
-        """Wait until no transaction is open in a topic: that of a commit is ended a little after its producer has the answer."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while self._ends(topic, IsolationLevel.READ_COMMITTED) != self._ends(topic, IsolationLevel.READ_UNCOMMITTED):
-            assert time.monotonic() < deadline, f"a transaction in {topic} stays open"
+    def commit(self, group: str, topic: str, offset: int) -> None:
+        """Commit an offset of a group, as another tool would."""
+        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, offset)])
+        _done(self.client().alter_consumer_group_offsets([request]))
 
-    def _ends(self, topic: str, isolation: IsolationLevel) -> dict[int, int]:
+    def ends(self, topic: str, *, committed: bool = True) -> dict[int, int]:
+        """Return where partitions end: with `committed`, before a transaction that is open."""
+        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         known = self.client().list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions
         asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in known}
         found = self.client().list_offsets(asked, isolation_level=isolation)
         return {at.partition: future.result(TIMEOUT_S).offset for at, future in found.items()}
+
+    def settle(self, topic: str) -> None:
+        """Wait until no transaction is open in a topic: that of a commit is ended a little after its producer has the answer."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while self.ends(topic) != self.ends(topic, committed=False):
+            assert time.monotonic() < deadline, f"a transaction in {topic} stays open"
 
     def messages(self, topic: str, *, committed: bool = True) -> list[Message]:
         """Return all messages of a topic, by partition and offset; with `committed`, as `read_committed` shows them."""

@@ -149,12 +149,12 @@ class Cluster:
         except KafkaException as error:
             raise self.error(error) from error
 
-    def committed(self, group: str, at: At) -> tuple[int, str]:
-        """Return the offset that a group has committed for a partition, and the text with it. Transactions that are about to end are awaited."""
+    def committed(self, group: str, at: At, *, final: bool) -> tuple[int, str]:
+        """Return the offset that a group has committed for a partition, and the text with it. `final`: wait for the end of a transaction."""
         request = ConsumerGroupTopicPartitions(group, [TopicPartition(*at)])
         deadline = time.monotonic() + ANSWER_S
         while True:
-            futures = self.admin.list_consumer_group_offsets([request], require_stable=True, request_timeout=ANSWER_S)
+            futures = self.admin.list_consumer_group_offsets([request], require_stable=final, request_timeout=ANSWER_S)
             try:
                 (found,) = self._answer(futures[group]).topic_partitions
                 problem = found.error

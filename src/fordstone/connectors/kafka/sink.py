@@ -140,7 +140,7 @@ class KafkaSink(Sink):
     def _take(self) -> None:
         """Take the topic over from earlier writers."""
         for _ in range(CLAIM_TRIES_MAX):
-            self._judge(self._read_mark())
+            self._judge(self._read_mark(final=False))
             self._begin()
             mark = self._mark
             self._judge(mark)
@@ -177,7 +177,7 @@ class KafkaSink(Sink):
 
     def _check_owner(self) -> None:
         """Raise if another writer has taken the topic over."""
-        self._check_writer(self._read_mark())
+        self._check_writer(self._read_mark(final=False))
 
     def _check_writer(self, mark: SinkMark | None) -> None:
         if mark is None and self._mark is not None:
@@ -205,8 +205,9 @@ class KafkaSink(Sink):
             "if they are not, and remove it after this start."
         )
 
-    def _read_mark(self) -> SinkMark | None:
-        offset, text = self._cluster.committed(self._name, self._at)
+    def _read_mark(self, *, final: bool) -> SinkMark | None:
+        """Read the newest mark that is committed. `final`: also that of a transaction which is about to end, if it ends well."""
+        offset, text = self._cluster.committed(self._name, self._at, final=final)
         if offset == NO_OFFSET:
             return None
         try:
@@ -228,7 +229,7 @@ class KafkaSink(Sink):
             consumer.close()
         self._producer = producer = self._cluster.made(Producer, self._config() | {"transactional.id": self._name})
         self._call(lambda: producer.init_transactions(TRANSACTION_S))
-        self._mark = self._read_mark()
+        self._mark = self._read_mark(final=True)
 
     def _commit(self, frame: pl.DataFrame | None, mark: SinkMark) -> None:
         """Make rows and the mark visible together. Raises if another producer has begun since this one did."""
@@ -275,9 +276,14 @@ class KafkaSink(Sink):
             if number % SERVE_EVERY == 0:
                 poll(0)
 
+    # After all brokers were away, a client that looks for them anew may wait for ever in `send_offsets_to_transaction`, whatever its timeout
+    # (librdkafka 2.16): `metadata_recovery_strategy`.
     def _config(self) -> dict[str, object]:
         return self._cluster.config(
-            linger_ms=5, queue_buffering_max_kbytes=QUEUED_KBYTES, partitioner="murmur2_random"
+            linger_ms=5,
+            queue_buffering_max_kbytes=QUEUED_KBYTES,
+            partitioner="murmur2_random",
+            metadata_recovery_strategy="none",
         ) | {"enable.idempotence": True}
 
     def _drop(self) -> None:
