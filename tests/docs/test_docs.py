@@ -12,6 +12,8 @@ PAGES = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((REPOSITORY / "docs").rglob("*.md")),
 ]
+SERVICE_PAGES = {"kafka"}
+"""Pages that need a server: run by test_pages_with_services."""
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (?P<title>.+)$", re.MULTILINE)
 
@@ -38,7 +40,9 @@ def needs_spark(page: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if not needs_spark(page)], ids=named)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if not needs_spark(page) and page.stem not in SERVICE_PAGES], ids=named
+)
 def test_every_code_block_of_the_page_runs(page: Path, tmp_path: Path):
     with Page(name=named(page), directory=tmp_path) as runner:
         runner.run_all(page.read_text())

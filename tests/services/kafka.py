@@ -24,7 +24,16 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
-from tests.services.base import MissingServiceError, Server, free_port, installed, listens, maven_jars, run_installer
+from tests.services.base import (
+    POLL_S,
+    MissingServiceError,
+    Server,
+    free_port,
+    installed,
+    listens,
+    maven_jars,
+    run_installer,
+)
 
 VERSION: Final = "4.3.1"
 CLUSTER_ID: Final = "MkU3OEVBNTcwNTJENDM2Qk"
@@ -192,8 +201,14 @@ class KafkaBroker(Server):
         isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         known = self.client().list_topics(topic, timeout=TIMEOUT_S).topics[topic].partitions
         asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in known}
-        found = self.client().list_offsets(asked, isolation_level=isolation)
-        return {at.partition: future.result(TIMEOUT_S).offset for at, future in found.items()}
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            found = self.client().list_offsets(asked, isolation_level=isolation)
+            try:
+                return {at.partition: future.result(TIMEOUT_S).offset for at, future in found.items()}
+            except KafkaException:  # a broker that has just started is not sure of its epoch
+                assert time.monotonic() < deadline
+                time.sleep(POLL_S)
 
     def settle(self, topic: str) -> None:
         """Wait until no transaction is open in a topic: that of a commit is ended a little after its producer has the answer."""

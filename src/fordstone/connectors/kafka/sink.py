@@ -276,7 +276,7 @@ class KafkaSink(Sink):
             if number % SERVE_EVERY == 0:
                 poll(0)
 
-    # After all brokers were away, a client that looks for them anew may wait for ever in `send_offsets_to_transaction`, whatever its timeout
+    # After all brokers were away, a client that looks for them from its first servers again may wait for ever in `send_offsets_to_transaction`, whatever its timeout
     # (librdkafka 2.16): `metadata_recovery_strategy`.
     def _config(self) -> dict[str, object]:
         return self._cluster.config(
