@@ -60,7 +60,15 @@ class WordCount:
             FAILPOINT_VARIABLE: failpoint,
             "POLARS_MAX_THREADS": "1",
         }
-        command = [COMMAND, "run", EXAMPLE, "--state", self._folder / "state", *self._options, *options]
+        command: list[str | Path] = [
+            COMMAND,
+            "run",
+            EXAMPLE,
+            "--state",
+            self._folder / "state",
+            *self._options,
+            *options,
+        ]
         with (self._folder / "log").open("ab") as log:
             process = subprocess.Popen(
                 command, cwd=self._folder, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -75,11 +83,20 @@ class WordCount:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    def until(self, process: subprocess.Popen[bytes], met: Callable[[], bool], what: str) -> None:
-        until(met, what, seconds_max=SECONDS_MAX, alive=lambda: process.poll() is None, report=self.log)
-
     def log(self) -> str:
         return (self._folder / "log").read_text()[-5_000:]
+
+    def feed(self, process: subprocess.Popen[bytes], lines: int, *, may_end: bool = False) -> None:
+        """Send lines, and wait until a transaction has come of them, or the process has ended, if it may."""
+        before = self.ends()
+        self.send(lines)
+        until(
+            lambda: self.ends() > before or (may_end and process.poll() is not None),
+            "a commit",
+            seconds_max=SECONDS_MAX,
+            alive=lambda: may_end or process.poll() is None,
+            report=self.log,
+        )
 
     def ends(self) -> int:
         """How many offsets the output has. It grows with each transaction."""
@@ -108,13 +125,7 @@ def test_a_process_that_is_killed_at_a_commit_counts_every_word_once(
     for _ in range(2):
         with count.running(failpoint=failpoint) as process:
             while process.poll() is None:
-                count.send(5)
-                before = count.ends()
-                until(
-                    lambda before=before: process.poll() is not None or count.ends() > before,
-                    "a commit",
-                    report=count.log,
-                )  # type: ignore[misc]
+                count.feed(process, 5, may_end=True)
             assert process.returncode == -signal.SIGKILL, count.log()
         faults(kills=1)
     count.finish()
@@ -128,9 +139,7 @@ def test_processes_that_are_killed_at_any_moment_count_every_word_once(
         with count.running() as process:
             goal = count.ends() + rng.randint(2, 60)
             while count.ends() < goal:
-                before = count.ends()
-                count.send(rng.randint(1, 50))
-                count.until(process, lambda before=before: count.ends() > before, "a commit")  # type: ignore[misc]
+                count.feed(process, rng.randint(1, 50))
             count.kill(process)
         faults(kills=1)
     count.finish()
@@ -144,16 +153,12 @@ def test_a_broker_that_is_killed_again_and_again_gets_every_count_once(
         for _ in range(4):
             goal = count.ends() + rng.randint(2, 40)
             while count.ends() < goal:
-                before = count.ends()
-                count.send(rng.randint(1, 50))
-                count.until(process, lambda before=before: count.ends() > before, "a commit")  # type: ignore[misc]
+                count.feed(process, rng.randint(1, 50))
             count.send(100)
             broker.kill()
             faults(kills=1)
             broker.start()
-        before = count.ends()
-        count.send(10)
-        count.until(process, lambda: count.ends() > before, "a commit")
+        count.feed(process, 10)
         process.terminate()
         assert process.wait(SECONDS_MAX) == 0, count.log()
     count.finish()
@@ -167,9 +172,7 @@ def test_on_spark_drivers_that_are_killed_count_every_word_once(
     for commits in (1, 4):
         with count.running() as process:
             for _ in range(commits):
-                before = count.ends()
-                count.send(20)
-                count.until(process, lambda before=before: count.ends() > before, "a commit")  # type: ignore[misc]
+                count.feed(process, 20)
             count.send(20)
             count.kill(process)
         faults(kills=1)
