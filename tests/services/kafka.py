@@ -38,6 +38,7 @@ from tests.services.base import (
 VERSION: Final = "4.3.1"
 CLUSTER_ID: Final = "MkU3OEVBNTcwNTJENDM2Qk"
 TIMEOUT_S: Final = 30.0
+QUEUED_MAX: Final = 50_000
 _HEAP: Final = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
@@ -182,6 +183,8 @@ class KafkaBroker(Server):
         """Send messages with these values, in order; return when the broker has them."""
         with self.producer() as producer:
             for value in values:
+                while len(producer) > QUEUED_MAX:
+                    producer.poll(POLL_S)
                 producer.produce(topic, value=value, partition=partition, on_delivery=_raise_error, **given)
                 producer.poll(0)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -123,7 +123,7 @@ class Fetcher:
         messages = held[:count]
         del held[:count]
         if messages:
-            fetched.held_bytes -= sum(map(_size_bytes, messages)) if held else fetched.held_bytes
+            fetched.held_bytes -= _size_bytes(messages) if held else fetched.held_bytes
             fetched.next_offset = messages[-1].offset() + 1
         # Offsets without a message: marks and messages of transactions that ended, or compacted ones.
         reached = held[0].offset() if held else max(fetched.next_offset, fetched.end)
@@ -141,28 +141,46 @@ class Fetcher:
         if not arrived and timeout_s:
             one = self._consumer.poll(timeout_s)
             arrived = [] if one is None else [one]
-        for message in arrived:
-            topic, number = message.topic(), message.partition()
-            fetched = self._open.get((topic, number)) if topic is not None and number is not None else None
-            if fetched is None:
-                continue
-            error = message.error()
-            if error is None:
-                fetched.messages.append(message)
-                fetched.held_bytes += _size_bytes(message)
-            elif error.code() == _EOF:
-                fetched.end = max(fetched.end, message.offset())
-            else:
-                fetched.error = error
+        for fetched, messages in self._by_partition(arrived):
+            good = [one for one in messages if one.error() is None]
+            fetched.messages += good
+            fetched.held_bytes += _size_bytes(good)
+            for message in messages if len(good) < len(messages) else ():
+                error = message.error()
+                if error is None or (message.topic(), message.partition()) != fetched.at:
+                    continue
+                if error.code() == _EOF:
+                    fetched.end = max(fetched.end, message.offset())
+                else:
+                    fetched.error = error
         share = self._share()
         for fetched in self._open.values():
             if fetched.held_bytes > share and not fetched.paused:
                 fetched.paused = True
                 self._consumer.pause([TopicPartition(*fetched.at)])
 
+    def _by_partition(self, arrived: Sequence[Message]) -> Iterable[tuple[Fetched, Sequence[Message]]]:
+        """Sort messages by the partitions that are open. What the library says of none of them is left out."""
+        if len(self._open) == 1:
+            ((topic, number), only), *_ = self._open.items()
+            first, last = arrived[0] if arrived else None, arrived[-1] if arrived else None
+            # The library leaves out what it had fetched before a partition was closed, so only this one can be there, or none.
+            if (
+                first is not None
+                and last is not None
+                and all(one.topic() == topic and one.partition() == number for one in (first, last))
+            ):
+                return [(only, arrived)]
+        sorted_out: dict[At, list[Message]] = {at: [] for at in self._open}
+        for message in arrived:
+            mine = sorted_out.get((message.topic(), message.partition()))
+            if mine is not None:
+                mine.append(message)
+        return [(self._open[at], messages) for at, messages in sorted_out.items() if messages]
+
     def _share(self) -> int:
         return HELD_BYTES_MAX // max(1, len(self._open))
 
 
-def _size_bytes(message: Message) -> int:
-    return len(message) + MESSAGE_BYTES
+def _size_bytes(messages: Sequence[Message]) -> int:
+    return sum(map(len, messages)) + MESSAGE_BYTES * len(messages)

@@ -42,7 +42,7 @@ class MessageRows:
         """Return the rows, the position of each, and the messages that are no rows."""
         if not messages:
             return self._schema.empty(), pl.Series([], dtype=pl.Int64), ()
-        offsets = np.fromiter((one.offset() for one in messages), dtype=np.int64, count=len(messages))
+        offsets = np.array([one.offset() for one in messages], dtype=np.int64)
         frame, numbers, rejected = self._decoded(messages, offsets)
         parts: list[pl.Series] = []
         unfit = np.zeros(len(messages), dtype=bool)
@@ -68,7 +68,7 @@ class MessageRows:
         if self._format is None:
             return pl.DataFrame(), np.arange(len(messages)), []
         values: list[Any] = [one.value() for one in messages]
-        missing = [number for number, value in enumerate(values) if value is None]
+        missing = [number for number, value in enumerate(values) if value is None] if None in values else []
         for number in missing:
             values[number] = NO_VALUE[self._settings.format]
         decoded = self._format.decode(values)
