@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 from tests.cli.place import commands
 from tests.docs.blocks import REPOSITORY, Page, blocks_of
-from tests.docs.test_docs import PAGES, named, needs_spark
+from tests.docs.test_docs import PAGES, SERVICE_PAGES, named, needs_spark
 from tests.spark.oracle import same
 
 from fordstone import Pipeline
@@ -40,6 +40,7 @@ PIPELINE_PAGES = [
     for page in PAGES
     # Pages with Spark of their own are run by test_pages_on_spark.
     if not needs_spark(page)
+    and page.stem not in SERVICE_PAGES
     and any(block.kind == "python" and _RUNS.search(block.body) for block in blocks_of(page.read_text()))
 ]
 

@@ -156,6 +156,24 @@ class KafkaBroker(Server):
                 _wait_for_leader(producer, topic, number)
         return topic
 
+    @contextmanager
+    def removed(self, *topics: str) -> Iterator[None]:
+        """Delete these topics in the end, for tests whose topics have names that others use as well."""
+        try:
+            yield
+        finally:
+            for topic in topics:
+                if topic in self.client().list_topics(timeout=TIMEOUT_S).topics:
+                    self.delete(topic)
+
+    @contextmanager
+    def topics(self, **partitions: int) -> Iterator[None]:
+        """Topics that are there for a while."""
+        with self.removed(*partitions):
+            for topic, count in partitions.items():
+                self.create(topic, partitions=count)
+            yield
+
     def add_partitions(self, topic: str, partitions: int) -> None:
         _done(self.client().create_partitions([NewPartitions(topic, partitions)]))
         with self.producer() as producer:

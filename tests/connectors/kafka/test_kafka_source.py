@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from fordstone.connectors.base import Chunk, ConnectorSpec, OpenContext, Reader,
 from fordstone.connectors.kafka import fetcher as fetcher_module
 from fordstone.connectors.registry import open_source
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import ConfigError, SourceError
+from fordstone.errors import ConfigError, NotInstalledError, SourceError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.testing.contracts.connector import read_all
@@ -388,3 +389,14 @@ def test_columns_are_checked_against_the_schema():
     ):
         with pytest.raises(ConfigError, match=says):
             opened(build("t", servers="localhost:9092", **given))
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    spec = kafka("t", servers="localhost:9092")
+    for name in [
+        name for name in sys.modules if name.startswith("fordstone.connectors.kafka.") and not name.endswith("kind")
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(NotInstalledError, match=r"pip install 'fordstone\[kafka\]'"):
+        opened(spec)
