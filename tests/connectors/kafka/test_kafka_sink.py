@@ -262,6 +262,23 @@ def test_a_copy_of_the_state_is_refused_and_does_not_end_what_the_newer_one_has_
     assert kafka_broker.ends(topic)[0] == 3 + 2
 
 
+def test_a_writer_that_was_replaced_ends_nothing_of_its_successor_when_it_tries_again(
+    kafka_broker: KafkaBroker, topic: str
+):
+    spec = kafka(topic, servers=kafka_broker.servers)
+    replaced = opened(spec)
+    successor = opened(spec, start="two", generation=Fence(0, 2))
+
+    def tries() -> None:
+        for _ in range(2):
+            with pytest.raises(FencedError):
+                replaced.release(1, numbers(9))
+
+    assert Held(successor).during(lambda: successor.release(1, numbers(1, 2)), tries) == []
+    assert seen(kafka_broker, topic) == [1, 2]
+    assert kafka_broker.ends(topic)[0] == 2 + 1  # one mark of a commit, and none of an abort
+
+
 # The mark.
 
 
