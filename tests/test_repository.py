@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -182,6 +183,16 @@ def test_example_word_count_counts_every_word(tmp_path):
     run_example("word_count.py", tmp_path)
     words = "".join(file.read_text() for file in (tmp_path / "in" / "words").iterdir()).replace('"line":', "")
     assert latest(tmp_path / "out" / "counts")["n"].sum() == len(re.findall(r"[a-z]+", words))
+
+
+def test_example_kafka_word_count_counts_every_word(kafka_broker, tmp_path, monkeypatch):
+    monkeypatch.setenv("KAFKA_SERVERS", kafka_broker.servers)
+    with kafka_broker.topics(lines=2, counts=1):
+        kafka_broker.send("lines", ["a ford stone", "a stone"])
+        kafka_broker.send("lines", ["a  ford "], partition=1)
+        run_example("kafka_word_count.py", tmp_path)
+        newest = {one.key(): json.loads(one.value())["n"] for one in kafka_broker.messages("counts")}
+    assert newest == {b"a": 3, b"ford": 2, b"stone": 2}
 
 
 @pytest.mark.slow

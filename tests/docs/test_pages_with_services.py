@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.docs.blocks import REPOSITORY, SERVED, Page
+from tests.services.kafka import KafkaBroker
 from tests.services.mosquitto import Mosquitto
 from tests.services.postgres import Postgres
 
@@ -26,3 +27,8 @@ def test_postgresql(postgres: Postgres, tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_mqtt(mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_page("docs/how-to/mqtt.md", tmp_path, {"BROKER": mosquitto.address}, monkeypatch)
+
+
+def test_kafka(kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kafka_broker.removed("lines", "counts", "orders"):
+        run_page("docs/how-to/kafka.md", tmp_path, {"KAFKA_SERVERS": kafka_broker.servers}, monkeypatch)

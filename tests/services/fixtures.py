@@ -6,8 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 from tests.services.base import start_or_skip
+from tests.services.kafka import KafkaBroker
+from tests.services.kafka import started as started_kafka
 from tests.services.mosquitto import Mosquitto
 from tests.services.postgres import Postgres
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    broker = start_or_skip(lambda: started_kafka(tmp_path_factory.mktemp("kafka")))
+    yield broker
+    broker.stop()
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from fordstone.connectors.files.rows import latest, rows
 from fordstone.connectors.files.settings import files
 from fordstone.connectors.generator import generator
 from fordstone.connectors.http.kind import http_in, http_out
+from fordstone.connectors.kafka.kind import kafka
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.connectors.mqtt.kind import mqtt
 from fordstone.connectors.postgres.settings import postgres
@@ -28,6 +29,7 @@ __all__ = [
     "generator",
     "http_in",
     "http_out",
+    "kafka",
     "latest",
     "memory",
     "mqtt",

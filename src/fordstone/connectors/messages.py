@@ -100,7 +100,9 @@ class JsonMessages(MessageFormat):
             ]
             rejected.sort(key=lambda one: one.number)
         return Decoded(
-            frame=pl.concat([self._schema.empty(), *(part.frame for part in parts)]),
+            frame=parts[0].frame
+            if len(parts) == 1
+            else pl.concat([self._schema.empty(), *(part.frame for part in parts)]),
             numbers=numbers,
             rejected=tuple(rejected),
         )

@@ -42,6 +42,7 @@ _OURS: Final = {
     "http_out": ("fordstone.connectors.http.kind", "HttpOutKind"),
     "hub": ("fordstone.connectors.hub", "HubKind"),
     "inline": ("fordstone.connectors.lookup_table", "InlineKind"),
+    "kafka": ("fordstone.connectors.kafka.kind", "KafkaKind"),
     "memory": ("fordstone.connectors.memory", "MemoryKind"),
     "mqtt": ("fordstone.connectors.mqtt.kind", "MqttKind"),
     "postgres": ("fordstone.connectors.postgres.kind", "PostgresKind"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ EMPTY_READS_MAX = 10_000
 POSITIONS_MAX = 12
 """Number of positions of a partition from which the suite resumes."""
 ALL_ROWS = 2**62
+POLL_S = 0.001
+"""Between two reads, where rows are on their way."""
 """More than any source has."""
 
 
@@ -73,11 +76,16 @@ def read_all(
     rows_max: int | Callable[[], int] = 100_000,
     until: int | None = None,
     with_positions: bool = True,
+    arrives_late: bool = False,
 ) -> ReadBack:
-    """Read a partition until it ends, reaches `until`, or has nothing now. `rows_max` may be another for each read."""
+    """Read a partition until it ends, reaches `until`, or has nothing now. `rows_max` may be another for each read.
+
+    `arrives_late`: as in `SourceContract`.
+    """
+    end = int(source.plan_read(partition, Position(position), ALL_ROWS).position) if arrives_late else position
     reader = source.open(partition, Position(position), with_positions=with_positions)
     try:
-        chunks = list(_chunks(reader, rows_max, until))
+        chunks = list(_chunks(reader, rows_max, until, position=position, end=end))
     finally:
         reader.close()
     return ReadBack(
@@ -91,12 +99,19 @@ def read_all(
     )
 
 
-def _chunks(reader: Reader, rows_max: int | Callable[[], int], until: int | None) -> Iterator[Chunk]:
+def _chunks(
+    reader: Reader, rows_max: int | Callable[[], int], until: int | None, *, position: int = 0, end: int = 0
+) -> Iterator[Chunk]:
+    """What a reader returns. `end`: what is before it may still be on its way."""
     for _ in range(EMPTY_READS_MAX):
         rows = rows_max if isinstance(rows_max, int) else rows_max()
         chunk = reader.read(rows, None if until is None else Position(until))
+        if chunk is None and position < end and until is None:
+            time.sleep(POLL_S)
+            continue
         if chunk is None:
             return
+        position = int(chunk.position)
         yield chunk
         if chunk.ended or (until is not None and chunk.position >= until):
             return
@@ -121,6 +136,8 @@ class SourceContract(ABC):
     schema = SCHEMA
     partitions_min = 2
     """1 for a kind of source that has one partition only."""
+    arrives_late = False
+    """Whether a reader without `until` may return None before all that is there has arrived, as one that fetches beside it."""
 
     @abstractmethod
     def fill(self, place: Path) -> ConnectorSpec:
@@ -137,6 +154,16 @@ class SourceContract(ABC):
     def source(self, spec: ConnectorSpec, *, bounded: bool = True) -> Source:
         return open_source(spec, SourceOptions(schema=self.schema, bounded=bounded))
 
+    def read_all(self, source: Source, partition: PartitionId, **given: Any) -> ReadBack:
+        return read_all(source, partition, self.schema, arrives_late=self.arrives_late, **given)
+
+    def read_on(
+        self, source: Source, partition: PartitionId, reader: Reader, position: int, rows_max: int
+    ) -> list[Chunk]:
+        """Read what there is now with a reader that is at a position."""
+        end = int(source.plan_read(partition, Position(position), ALL_ROWS).position) if self.arrives_late else position
+        return list(_chunks(reader, rows_max, None, position=position, end=end))
+
     def test_partitions_are_the_same_in_the_same_order_each_time(self, tmp_path: Path) -> None:
         spec = self.fill(tmp_path)
         source = self.source(spec)
@@ -150,7 +177,7 @@ class SourceContract(ABC):
         source = self.source(self.fill(tmp_path))
         for partition in source.partitions():
             reader = source.open(partition, Position(0), with_positions=False)
-            for chunk in _chunks(reader, 5, None):
+            for chunk in self.read_on(source, partition, reader, 0, 5):
                 assert chunk.frame.schema == self.schema.polars
                 assert chunk.row_positions is None
             reader.close()
@@ -159,17 +186,17 @@ class SourceContract(ABC):
         source = self.source(self.fill(tmp_path))
         expected = self.expected()
         if expected is None:
-            expected = [read_all(source, partition, self.schema).rows for partition in source.partitions()]
+            expected = [self.read_all(source, partition).rows for partition in source.partitions()]
         assert len(expected) == len(source.partitions())
         for partition, rows in zip(source.partitions(), expected, strict=True):
-            assert_frame_equal(read_all(source, partition, self.schema).rows, rows)
+            assert_frame_equal(self.read_all(source, partition).rows, rows)
 
     def test_any_chunking_gives_the_same_rows_and_rejections(self, tmp_path: Path) -> None:
         source = self.source(self.fill(tmp_path))
         for partition in source.partitions():
-            whole = read_all(source, partition, self.schema)
+            whole = self.read_all(source, partition)
             for rows_max in CHUNK_ROWS:
-                cut = read_all(source, partition, self.schema, rows_max=rows_max)
+                cut = self.read_all(source, partition, rows_max=rows_max)
                 assert_frame_equal(cut.rows, whole.rows)
                 assert cut.rejected == whole.rejected
                 assert cut.row_positions == whole.row_positions
@@ -178,9 +205,9 @@ class SourceContract(ABC):
     def test_reading_from_each_position_gives_exactly_what_follows(self, tmp_path: Path) -> None:
         source = self.source(self.fill(tmp_path))
         for partition in source.partitions():
-            whole = read_all(source, partition, self.schema)
+            whole = self.read_all(source, partition)
             for position in self._positions(source, partition):
-                rest = read_all(source, partition, self.schema, position=position, rows_max=5)
+                rest = self.read_all(source, partition, position=position, rows_max=5)
                 before = sum(place < position for place in whole.row_positions)
                 assert_frame_equal(rest.rows, whole.rows.slice(before))
                 assert rest.row_positions == whole.row_positions[before:]
@@ -189,10 +216,10 @@ class SourceContract(ABC):
     def test_until_is_reached_and_never_passed(self, tmp_path: Path) -> None:
         source = self.source(self.fill(tmp_path))
         for partition in source.partitions():
-            whole = read_all(source, partition, self.schema)
+            whole = self.read_all(source, partition)
             for until in filter(None, self._positions(source, partition)):  # none at 0, where reading begins
                 for rows_max in (2, 100_000):
-                    head = read_all(source, partition, self.schema, rows_max=rows_max, until=until)
+                    head = self.read_all(source, partition, rows_max=rows_max, until=until)
                     assert head.positions[-1] == until
                     assert_frame_equal(head.rows, whole.rows.head(sum(place < until for place in whole.row_positions)))
 
@@ -210,7 +237,7 @@ class SourceContract(ABC):
         for partition in source.partitions():
             reader = source.open(partition, Position(0), with_positions=True)
             start, last = 0, -1
-            for chunk in _chunks(reader, 3, None):
+            for chunk in self.read_on(source, partition, reader, 0, 3):
                 assert chunk.row_positions is not None
                 assert chunk.row_positions.dtype == pl.Int64
                 assert len(chunk.row_positions) == chunk.frame.height
@@ -224,21 +251,21 @@ class SourceContract(ABC):
     def test_reading_from_a_rows_position_begins_with_that_row(self, tmp_path: Path) -> None:
         source = self.source(self.fill(tmp_path))
         for partition in source.partitions():
-            whole = read_all(source, partition, self.schema)
+            whole = self.read_all(source, partition)
             for number in range(0, whole.rows.height, max(1, whole.rows.height // 10)):
-                rest = read_all(source, partition, self.schema, position=whole.row_positions[number])
+                rest = self.read_all(source, partition, position=whole.row_positions[number])
                 assert_frame_equal(rest.rows, whole.rows.slice(number))
 
     def test_bounded_input_ends_and_stays_ended(self, tmp_path: Path) -> None:
         source = self.source(self.fill(tmp_path))
         for partition in source.partitions():
             reader = source.open(partition, Position(0), with_positions=False)
-            chunks = list(_chunks(reader, 100_000, None))
+            chunks = self.read_on(source, partition, reader, 0, 100_000)
             assert chunks[-1].ended
             after = reader.read(10)
             assert after is None or (after.ended and after.frame.is_empty() and after.position == chunks[-1].position)
             reader.close()
-            again = read_all(source, partition, self.schema, position=int(chunks[-1].position))
+            again = self.read_all(source, partition, position=int(chunks[-1].position))
             assert again.ended
             assert again.rows.is_empty()
             assert not again.rejected
@@ -247,16 +274,17 @@ class SourceContract(ABC):
         source = self.source(self.fill(tmp_path), bounded=False)
         partition = source.partitions()[0]
         reader = source.open(partition, Position(0), with_positions=False)
-        before = list(_chunks(reader, 100_000, None))
+        before = self.read_on(source, partition, reader, 0, 100_000)
         added = self.grow(tmp_path)
         if added is None:
             reader.close()
             return
         assert not before[-1].ended
-        after = pl.concat([self.schema.empty(), *(chunk.frame for chunk in _chunks(reader, 2, None))])
+        more = self.read_on(source, partition, reader, int(before[-1].position), 2)
+        after = pl.concat([self.schema.empty(), *(chunk.frame for chunk in more)])
         assert_frame_equal(after, added)
         reader.close()
-        resumed = read_all(source, partition, self.schema, position=int(before[-1].position))
+        resumed = self.read_all(source, partition, position=int(before[-1].position))
         assert_frame_equal(resumed.rows, added)
 
     def test_planned_reads_give_together_what_one_read_gives(self, tmp_path: Path) -> None:
@@ -275,7 +303,7 @@ class SourceContract(ABC):
         spec = self.fill(tmp_path)
         source = self.source(spec)
         for partition in source.partitions():
-            end = read_all(source, partition, self.schema).positions[-1]
+            end = self.read_all(source, partition).positions[-1]
             for position in (0, end):
                 planned = self.source(spec).plan_read(partition, Position(position), ALL_ROWS)
                 assert (planned.position, planned.ended) == (end, True)
@@ -284,21 +312,19 @@ class SourceContract(ABC):
         spec = self.fill(tmp_path)
         planner = self.source(spec, bounded=False)
         partition = planner.partitions()[0]
-        before = read_all(planner, partition, self.schema)
+        before = self.read_all(planner, partition)
         planned = planner.plan_read(partition, Position(0), ALL_ROWS)
         assert planned.position == before.positions[-1]
         added = self.grow(tmp_path)
         for rows_max in (2, 100_000):
             again = self.source(spec, bounded=False)
-            head = read_all(again, partition, self.schema, rows_max=rows_max, until=int(planned.position))
+            head = self.read_all(again, partition, rows_max=rows_max, until=int(planned.position))
             assert_frame_equal(head.rows, before.rows)
         if added is None:
             return
         assert not planned.ended
         onward = planner.plan_read(partition, planned.position, ALL_ROWS)
-        rest = read_all(
-            planner, partition, self.schema, position=int(planned.position), rows_max=3, until=int(onward.position)
-        )
+        rest = self.read_all(planner, partition, position=int(planned.position), rows_max=3, until=int(onward.position))
         assert_frame_equal(rest.rows, added)
 
     def _check_planned(
@@ -309,7 +335,7 @@ class SourceContract(ABC):
         Return whether the partition ended.
         """
         drawn = random.Random(seed)
-        whole = read_all(self.source(spec, bounded=bounded), partition, self.schema)
+        whole = self.read_all(self.source(spec, bounded=bounded), partition)
         planner, position, ended = self.source(spec, bounded=bounded), Position(0), False
         pieces: list[ReadBack] = []
         for _ in range(EMPTY_READS_MAX):
@@ -320,10 +346,9 @@ class SourceContract(ABC):
             ended = planned.ended
             if planned.position == position:
                 break
-            piece = read_all(
+            piece = self.read_all(
                 self.source(spec, bounded=bounded),
                 partition,
-                self.schema,
                 position=position,
                 rows_max=lambda: drawn.randint(1, 2 * size),
                 until=planned.position,
@@ -343,7 +368,7 @@ class SourceContract(ABC):
         return ended
 
     def _positions(self, source: Source, partition: PartitionId) -> list[int]:
-        found = read_all(source, partition, self.schema, rows_max=1).positions
+        found = self.read_all(source, partition, rows_max=1).positions
         return found[:: max(1, len(found) // POSITIONS_MAX)]
 
 
@@ -355,6 +380,8 @@ class SinkContract(ABC):
     """Whether a row of a stream of upserts replaces the one with its key, instead of being kept as a change."""
     restores_upserts = True
     """Whether later epochs of upserts that are set aside are undone, instead of being overwritten as their input is read again."""
+    takes_rows_back = True
+    """Whether epochs that are set aside (`SinkStream.discard_later`) are seen no more."""
 
     @abstractmethod
     def spec(self, place: Path) -> ConnectorSpec:
@@ -678,8 +705,21 @@ class SinkContract(ABC):
         self.open_as(tmp_path, 2, resumes_after=4).release(5, self.rows(50, 3))
         assert_frame_equal(self.seen(tmp_path), pl.concat([self.rows(epoch * 10, 3) for epoch in range(1, 6)]))
 
+    def test_later_epochs_that_cannot_be_taken_back_stay_beside_the_new_ones(self, tmp_path: Path) -> None:
+        if not self.fences(tmp_path) or self.takes_rows_back:
+            return
+        lost = self.open_as(tmp_path, 1)
+        for epoch in (1, 2, 3):
+            lost.release(epoch, self.rows(epoch * 10, 3))
+        for number, known in enumerate((1, 2), start=1):
+            restored = self.open_as(tmp_path, 2, number, resumes_after=known, discard_later=number == 1)
+            restored.release(known, self.rows(90, 3))
+            restored.release(known + 1, self.rows(known * 100, 2))
+        wanted = [*(self.rows(epoch * 10, 3) for epoch in (1, 2, 3)), self.rows(100, 2), self.rows(200, 2)]
+        assert_frame_equal(self.seen(tmp_path), pl.concat(wanted))
+
     def test_later_epochs_are_set_aside_if_that_is_asked_for(self, tmp_path: Path) -> None:
-        if not self.fences(tmp_path):
+        if not self.fences(tmp_path) or not self.takes_rows_back:
             return
         key = ("device",) if self.applies_upserts and self.restores_upserts else None
         lost = self.open_as(tmp_path, 1, upsert_key=key)

@@ -1,0 +1,265 @@
+"""The options of `kafka(...)`, and the kind that opens its sources and sinks.
+
+The work is done by the package `confluent-kafka`. It comes with an extra, and is imported where a source or sink is opened, so that
+plans with Kafka can be built anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import msgspec
+
+from fordstone.connectors.base import (
+    About,
+    ConnectorKind,
+    ConnectorSpec,
+    Delivery,
+    OpenContext,
+    Sink,
+    SinkStream,
+    Source,
+    SourceOptions,
+    checked_spec,
+    options_of,
+)
+from fordstone.connectors.messages import MessageFormatName
+from fordstone.errors import ConfigError, NotInstalledError
+from fordstone.lang.schema import Schema
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+TOPICS_MAX: Final = 1_000
+_OURS: Final = {
+    "auto.offset.reset": "use start=",
+    "bootstrap.servers": "use servers=",
+    "enable.auto.commit": "positions are in the checkpoint",
+    "enable.auto.offset.store": "positions are in the checkpoint",
+    "enable.idempotence": "it is always on",
+    "enable.partition.eof": "it is always on",
+    "group.id": "use group=",
+    "isolation.level": "it is always read_committed",
+    "transactional.id": "it follows from the names of the pipeline, the node and the sink",
+}
+"""Client settings that the connector makes itself."""
+_SECRETS: Final = ("password", "secret", "sasl.oauthbearer.config", "ssl.key.pem", "pkcs12")
+
+
+class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value that is not in the plan: it is looked up by this name where the connector is opened."""
+
+    secret: str
+
+
+class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands in the plan."""
+
+    topics: tuple[str, ...]
+    servers: str
+    """`host:port`, or several with commas between them: the client asks them for the others."""
+    format: MessageFormatName = "json"
+    """What the value of a message contains."""
+    key: str | None = None
+    """The column of the message's key."""
+    timestamp: str | None = None
+    """The column of the message's time."""
+    partition: str | None = None
+    """The column of the partition's number; for a sink the partition that the row goes to."""
+    offset: str | None = None
+    """The column of the message's offset. For a source only."""
+    headers: dict[str, str] = {}
+    """Columns that are headers, with the names of these."""
+    start: str = EARLIEST
+    """Where a partition begins that is not in the checkpoint: "earliest", "latest", or at messages of this time (ISO 8601)."""
+    lost: Literal["error", "skip"] = "error"
+    """What to do if messages that follow the checkpoint were deleted before they were read; "skip": go on with the oldest one."""
+    unmarked: Literal["error", "write", "skip"] = "error"
+    """What a sink does with an epoch if it cannot find out whether the topic has it: the group that records it has expired."""
+    time_unit: Literal["s", "ms", "us"] = "us"
+    """What numbers in timestamp columns of JSON values count."""
+    group: str | None = None
+    """The consumer group under which a source publishes how far it has read, for other tools. It is not read."""
+    client: dict[str, str | int | float | bool | Secret] = {}
+    """Further settings of the client library (librdkafka)."""
+
+    @property
+    def called(self) -> str:
+        """As errors name it."""
+        return f"kafka({', '.join(map(repr, self.topics))})"
+
+    def __post_init__(self) -> None:
+        if not self.topics or not all(topic.strip() for topic in self.topics):
+            raise ConfigError(f"{self.called}: name a topic, as in kafka('orders', servers='localhost:9092').")
+        if len(set(self.topics)) < len(self.topics) or len(self.topics) > TOPICS_MAX:
+            raise ConfigError(f"{self.called}: name each topic once, and at most {TOPICS_MAX}.")
+        if not all(":" in server for server in self.servers.split(",")):
+            raise ConfigError(f"{self.called}: servers={self.servers!r} must be host:port, or several with commas.")
+        self.start_ms()
+        for name, value in self.client.items():
+            if name in _OURS:
+                raise ConfigError(f"{self.called}: client={{{name!r}: ...}} is not possible: {_OURS[name]}.")
+            if not isinstance(value, Secret) and any(word in name for word in _SECRETS) and "location" not in name:
+                raise ConfigError(
+                    f"{self.called}: {name} would be part of the plan, which is stored and shown. Give the name of an environment "
+                    f"variable that has it: client={{{name!r}: {{'secret': 'KAFKA_PASSWORD'}}}}."
+                )
+        twice = [name for name in self.columns if self.columns.count(name) > 1]
+        if twice:
+            raise ConfigError(f"{self.called}: column {twice[0]!r} cannot be two parts of a message.")
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are not in the value of a message read."""
+        named = (self.key, self.timestamp, self.partition, self.offset, *self.headers)
+        return [name for name in named if name is not None]
+
+    def start_ms(self) -> int | None:
+        """The time to start at, in milliseconds; None: earliest or latest."""
+        if self.start in {EARLIEST, LATEST}:
+            return None
+        try:
+            at = datetime.fromisoformat(self.start)
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.called}: start={self.start!r} must be 'earliest', 'latest' or a time such as '2026-01-31T12:00:00Z'."
+            ) from error
+        return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+    def value_schema(self, schema: Schema, *, with_key: bool) -> Schema:
+        """The columns of a message's value. `with_key`: the column of the key is one of them."""
+        self.check_columns(schema)
+        apart = set(self.columns) - ({self.key} if with_key else set())
+        return Schema.of({name: kind for name, kind in schema.items() if name not in apart})
+
+    def check_columns(self, schema: Schema) -> None:
+        """Raise if a named column is missing, or has a type that the part of a message cannot have."""
+        wanted = {self.timestamp: ("timestamp",), self.partition: ("int", "bigint"), self.offset: ("bigint",)}
+        wanted |= dict.fromkeys((self.key, *self.headers), ("string", "binary"))
+        for name, kinds in wanted.items():
+            if name is None:
+                continue
+            if name not in schema:
+                raise ConfigError(f"{self.called}: there is no column {name!r} among {', '.join(schema)}.")
+            if schema[name].name not in kinds:
+                raise ConfigError(
+                    f"{self.called}: column {name!r} must be {' or '.join(kinds)}, and is {schema[name]}."
+                )
+
+
+def kafka(
+    topics: str | Iterable[str],
+    *,
+    servers: str,
+    format: MessageFormatName | None = None,  # noqa: A002 - as in files(...)
+    key: str | None = None,
+    timestamp: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    partition: str | None = None,
+    offset: str | None = None,
+    start: str | None = None,
+    lost: Literal["error", "skip"] | None = None,
+    unmarked: Literal["error", "write", "skip"] | None = None,
+    time_unit: Literal["s", "ms", "us"] | None = None,
+    group: str | None = None,
+    client: Mapping[str, object] | None = None,
+) -> ConnectorSpec:
+    """A topic of Apache Kafka, or for a source several. Needs `pip install 'fordstone[kafka]'`.
+
+    The columns named by `key`, `timestamp`, `headers` (column to header), `partition` and `offset` are those parts of a message, and the
+    others are its value: an object of JSON, or one column with `format="raw"`. Options: see
+    `fordstone.connectors.kafka.kind.KafkaSettings`.
+    """
+    given = {
+        "topics": [topics] if isinstance(topics, str) else list(topics),
+        "servers": servers,
+        "format": format,
+        "key": key,
+        "timestamp": timestamp,
+        "headers": None if headers is None else dict(headers),
+        "partition": partition,
+        "offset": offset,
+        "start": start,
+        "lost": lost,
+        "unmarked": unmarked,
+        "time_unit": time_unit,
+        "group": group,
+        "client": None if client is None else dict(client),
+    }
+    return checked_spec("kafka", given, KafkaSettings)
+
+
+class KafkaKind(ConnectorKind):
+    """The kind `kafka`."""
+
+    about = About(
+        summary="topics of Apache Kafka",
+        source='kafka("orders", servers="localhost:9092")',
+        sink='kafka("totals", servers="localhost:9092")',
+        guarantee="Offsets are in the checkpoint, and messages of committed transactions are read. One transaction per epoch has its rows and its number.",
+        extra="kafka",
+        modules=("confluent_kafka",),
+        page="how-to/kafka.md",
+    )
+
+    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """Messages are read again by their offsets."""
+        options_of(spec, KafkaSettings)
+        return Delivery.EXACTLY_ONCE
+
+    def sink_delivery(self, spec: ConnectorSpec) -> Delivery:
+        """A transaction has the rows of an epoch and its number."""
+        _sink_settings(spec)
+        return Delivery.EXACTLY_ONCE
+
+    def fences(self, spec: ConnectorSpec) -> bool:
+        """The broker ends the transactions of a producer when another one begins under its name."""
+        del spec
+        return True
+
+    def reads_from(self, spec: ConnectorSpec, written: ConnectorSpec) -> bool:
+        """Whether a topic of a source is that of a sink."""
+        mine, other = options_of(spec, KafkaSettings), options_of(written, KafkaSettings)
+        return mine.servers == other.servers and bool(set(mine.topics) & set(other.topics))
+
+    def describe_source(self, spec: ConnectorSpec) -> Mapping[str, str]:
+        settings = options_of(spec, KafkaSettings)
+        return {"topics": ", ".join(settings.topics), "starts at": settings.start}
+
+    def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
+        settings = options_of(spec, KafkaSettings)
+        with _needs_package(settings):
+            from fordstone.connectors.kafka.source import KafkaSource  # noqa: PLC0415 - comes with an extra
+        return KafkaSource(settings, options, context)
+
+    def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
+        """Open the sink, and take the topic over from earlier writers of this stream."""
+        settings = _sink_settings(spec)
+        with _needs_package(settings):
+            from fordstone.connectors.kafka.sink import KafkaSink  # noqa: PLC0415 - comes with an extra
+        return KafkaSink(settings, stream, context)
+
+
+def _sink_settings(spec: ConnectorSpec) -> KafkaSettings:
+    settings = options_of(spec, KafkaSettings)
+    if len(settings.topics) > 1:
+        raise ConfigError(f"{settings.called}: a sink writes to one topic.")
+    if settings.offset is not None:
+        raise ConfigError(
+            f"{settings.called}: offset={settings.offset!r} is for sources: the broker gives a message its offset."
+        )
+    return settings
+
+
+@contextmanager
+def _needs_package(settings: KafkaSettings) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "confluent_kafka":
+            raise
+        raise NotInstalledError(
+            f"{settings.called} needs the package confluent-kafka.\nInstall it with: pip install 'fordstone[kafka]'"
+        ) from error

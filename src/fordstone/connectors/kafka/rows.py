@@ -1,0 +1,177 @@
+"""Messages as rows of a schema, and rows as messages.
+
+The value is decoded and encoded by `connectors.messages`; key, headers, time, partition and offset are columns of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+
+from fordstone.connectors.base import Rejected
+from fordstone.connectors.files.rows import OP
+from fordstone.connectors.kafka.kind import KafkaSettings
+from fordstone.connectors.messages import message_format
+from fordstone.lang.schema import DataType, Schema
+
+NO_VALUE: Final = {"json": b"{}", "raw": b""}
+"""What is decoded in place of a missing value: nulls come of it."""
+TEXT_MAX: Final = 200
+Headers = list[tuple[str, bytes]]
+
+
+class MessageRows:
+    """Makes rows of the messages of a source."""
+
+    def __init__(self, settings: KafkaSettings, schema: Schema) -> None:
+        self._settings = settings
+        self._schema = schema
+        self._values = settings.value_schema(schema, with_key=False)
+        self._format = None
+        if self._values or settings.format == "json":
+            self._format = message_format(
+                settings.format, self._values, time_unit=settings.time_unit, where=settings.called
+            )
+
+    def of(self, messages: Sequence[Message]) -> tuple[pl.DataFrame, pl.Series, tuple[Rejected, ...]]:
+        """Return the rows, the position of each, and the messages that are no rows."""
+        if not messages:
+            return self._schema.empty(), pl.Series([], dtype=pl.Int64), ()
+        offsets = np.array([one.offset() for one in messages], dtype=np.int64)
+        frame, numbers, rejected = self._decoded(messages, offsets)
+        parts: list[pl.Series] = []
+        unfit = np.zeros(len(messages), dtype=bool)
+        for name in self._settings.columns:
+            column, wrong = self._part(name, messages, offsets)
+            parts.append(column)
+            for number in wrong:
+                unfit[number] = True
+                rejected.append(_rejected(int(offsets[number]), "", f"column {name}: invalid UTF-8"))
+        if parts:
+            apart = pl.DataFrame(parts)
+            frame = frame.with_columns(apart if len(numbers) == len(messages) else apart[numbers])
+        if unfit.any():
+            fit = ~unfit[numbers]
+            frame, numbers = frame.filter(pl.Series(fit)), numbers[fit]
+        rejected = list({one.position: one for one in sorted(rejected, key=lambda one: one.position)}.values())
+        return frame.select(list(self._schema)), pl.Series(offsets[numbers] + 1), tuple(rejected)
+
+    def _decoded(
+        self, messages: Sequence[Message], offsets: np.ndarray
+    ) -> tuple[pl.DataFrame, np.ndarray, list[Rejected]]:
+        """The columns of the values, the message of each row, and what is no value."""
+        if self._format is None:
+            return pl.DataFrame(), np.arange(len(messages)), []
+        values: list[Any] = [one.value() for one in messages]
+        missing = [number for number, value in enumerate(values) if value is None] if None in values else []
+        for number in missing:
+            values[number] = NO_VALUE[self._settings.format]
+        decoded = self._format.decode(values)
+        frame = decoded.frame
+        if missing:
+            present = pl.Series(~np.isin(decoded.numbers, missing))
+            frame = frame.select(pl.when(present).then(pl.col(name)).alias(name) for name in frame.columns)
+        rejected = [_rejected(int(offsets[one.number]), one.text, one.reason) for one in decoded.rejected]
+        return frame, decoded.numbers, rejected
+
+    def _part(self, name: str, messages: Sequence[Message], offsets: np.ndarray) -> tuple[pl.Series, list[int]]:
+        """A column that is not in the value, and the messages that have no valid one."""
+        settings, kind = self._settings, self._schema[name]
+        if name == settings.offset:
+            return pl.Series(name, offsets), []
+        if name == settings.partition:
+            return pl.Series(name, [one.partition() for one in messages], dtype=kind.polars), []
+        if name == settings.timestamp:
+            times = [one.timestamp() for one in messages]
+            found = [None if what == TIMESTAMP_NOT_AVAILABLE else at for what, at in times]
+            return (pl.Series(name, found, dtype=pl.Int64) * 1000).cast(kind.polars), []
+        if name == settings.key:
+            return _texts(name, [one.key() for one in messages], kind)
+        header = settings.headers[name]
+        return _texts(name, [_last(one.headers(), header) for one in messages], kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A message to be sent."""
+
+    value: bytes
+    key: bytes | None
+    headers: Headers | None
+    timestamp_ms: int
+    partition: int
+
+
+class RowMessages:
+    """Makes messages of the rows of a sink."""
+
+    def __init__(self, settings: KafkaSettings, schema: Schema) -> None:
+        self._settings = settings
+        self._values = settings.value_schema(schema, with_key=settings.format == "json")
+        self._format = message_format(
+            settings.format, self._values, time_unit=settings.time_unit, where=settings.called
+        )
+
+    def of(self, frame: pl.DataFrame) -> Iterator[Outgoing]:
+        """Ids and changes of rows (`__id`, `__op`) are in an object of JSON, else they are headers."""
+        settings, count = self._settings, frame.height
+        hidden = [name for name in ("__id", OP) if name in frame.columns]
+        headers = dict(settings.headers)
+        named = list(self._values)
+        if settings.format == "json":
+            named += hidden
+        else:
+            headers |= {name: name for name in hidden}
+        values = self._format.encode(frame.select(named))
+        keys = _bytes(frame, settings.key)
+        times: list[int] = [0] * count
+        if settings.timestamp is not None:
+            times = frame[settings.timestamp].dt.epoch("ms").fill_null(0).to_list()
+        numbers: list[int] = [-1] * count
+        if settings.partition is not None:
+            numbers = frame[settings.partition].fill_null(-1).to_list()
+        carried = [(header, _bytes(frame, column)) for column, header in headers.items()]
+        for at in range(count):
+            mine = [(header, one) for header, column in carried if (one := column[at]) is not None]
+            yield Outgoing(
+                value=values[at], key=keys[at], headers=mine or None, timestamp_ms=times[at], partition=numbers[at]
+            )
+
+
+def _texts(name: str, found: list[Any], kind: DataType) -> tuple[pl.Series, list[int]]:
+    if kind.name == "binary":
+        return pl.Series(name, found, dtype=pl.Binary), []
+    try:
+        return pl.Series(name, [None if one is None else one.decode() for one in found], dtype=pl.String), []
+    except UnicodeDecodeError:
+        wrong = [number for number, one in enumerate(found) if one is not None and not _is_text(one)]
+        shown = [None if one is None else one.decode(errors="replace") for one in found]
+        return pl.Series(name, shown, dtype=pl.String), wrong
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _last(headers: Headers | None, name: str) -> bytes | None:
+    return next((value for one, value in reversed(headers or ()) if one == name), None)
+
+
+def _bytes(frame: pl.DataFrame, column: str | None) -> list[bytes | None]:
+    if column is None:
+        return [None] * frame.height
+    found: list[bytes | None] = frame[column].cast(pl.Binary).to_list()
+    return found
+
+
+def _rejected(offset: int, text: str, reason: str) -> Rejected:
+    return Rejected(position=offset + 1, text=text, reason=f"offset {offset}: {reason}")
