@@ -282,6 +282,16 @@ def test_a_writer_that_was_replaced_ends_nothing_of_its_successor_when_it_tries_
 # The mark.
 
 
+def test_a_claim_that_was_just_committed_holds_before_readers_of_the_group_see_it(
+    kafka_broker: KafkaBroker, topic: str
+):
+    """The offsets of a transaction become visible a little after the producer has the answer."""
+    spec = kafka(topic, servers=kafka_broker.servers)
+    for number in range(1, 31):
+        opened(spec, start=f"{number}", generation=Fence(0, number)).write(numbers(number))
+    assert seen(kafka_broker, topic) == list(range(1, 31))
+
+
 def test_an_epoch_of_which_the_mark_has_expired_is_released_as_the_user_says(kafka_broker: KafkaBroker, topic: str):
     spec = kafka(topic, servers=kafka_broker.servers)
     opened(spec).release(1, numbers(1))

@@ -87,6 +87,8 @@ class KafkaSink(Sink):
         """The mark's group, as the client wants it."""
         self._mark: SinkMark | None = None
         """As the cluster has it."""
+        self._before: SinkMark | None = None
+        """The mark that this writer's claim has replaced."""
         self._failed: KafkaError | None = None
         """What became of a message that was written at once."""
         with self._errors():
@@ -142,7 +144,7 @@ class KafkaSink(Sink):
         for _ in range(CLAIM_TRIES_MAX):
             self._judge(self._read_mark(final=False))
             self._begin()
-            mark = self._mark
+            mark = self._before = self._mark
             self._judge(mark)
             epoch = 0 if mark is None else mark.epoch
             known = self._stream.resumes_after
@@ -177,7 +179,11 @@ class KafkaSink(Sink):
 
     def _check_owner(self) -> None:
         """Raise if another writer has taken the topic over."""
-        self._check_writer(self._read_mark(final=False))
+        mark = self._read_mark(final=False)
+        if mark == self._before:
+            # A claim that was just committed is not seen yet.
+            mark = self._read_mark(final=True)
+        self._check_writer(mark)
 
     def _check_writer(self, mark: SinkMark | None) -> None:
         if mark is None and self._mark is not None:
