@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
+    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -99,6 +99,8 @@ class Cluster:
         self._config = client_config(settings, context)
         self._fails = fails
         self._admin: AdminClient | None = None
+        self._asks: tuple[str, bool, Consumer] | None = None
+        """The consumer that is asked for the offsets of a group, with its name, and whether it waits for the end of transactions."""
         self._denied: KafkaError | None = None
         self._last: KafkaError | None = None
 
@@ -151,20 +153,38 @@ class Cluster:
 
     def committed(self, group: str, at: At, *, final: bool) -> tuple[int, str]:
         """Return the offset that a group has committed for a partition, and the text with it. `final`: wait for the end of a transaction."""
-        request = ConsumerGroupTopicPartitions(group, [TopicPartition(*at)])
         deadline = time.monotonic() + ANSWER_S
         while True:
-            futures = self.admin.list_consumer_group_offsets([request], require_stable=final, request_timeout=ANSWER_S)
             try:
-                (found,) = self._answer(futures[group]).topic_partitions
+                (found,) = self._asker(group, final=final).committed([TopicPartition(*at)], timeout=ANSWER_S)
                 problem = found.error
             except KafkaException as error:
                 problem = error.args[0]
             if problem is None:
+                self.answered()
                 return int(found.offset), found.metadata or ""
             if code_of(problem) not in _LATER or time.monotonic() > deadline:
+                self._close_asker()
                 raise self.error(problem)
             time.sleep(RETRY_S)
+
+    def _asker(self, group: str, *, final: bool) -> Consumer:
+        """A consumer that joins nothing and is asked for offsets.
+
+        The call of the admin client for this ends the process if the coordinator has just moved or started (librdkafka 2.16, in
+        `rd_kafka_handle_OffsetFetch`).
+        """
+        if self._asks is None or self._asks[:2] != (group, final):
+            self._close_asker()
+            level = "read_committed" if final else "read_uncommitted"
+            config = self.config() | {"group.id": group, "isolation.level": level, "enable.auto.commit": False}
+            self._asks = (group, final, self.made(Consumer, config))
+        return self._asks[2]
+
+    def _close_asker(self) -> None:
+        if self._asks is not None:
+            self._asks[2].close()
+            self._asks = None
 
     @property
     def admin(self) -> AdminClient:
@@ -208,6 +228,7 @@ class Cluster:
         self._denied = self._last = None
 
     def close(self) -> None:
+        self._close_asker()
         self._admin = None
 
     def _answer(self, future: Any) -> Any:
@@ -226,8 +247,16 @@ class Cluster:
 
 
 def client_config(settings: KafkaSettings, context: OpenContext) -> dict[str, Any]:
-    """The client's settings with their secrets, and the servers."""
-    config: dict[str, Any] = {"bootstrap.servers": settings.servers, "client.id": "fordstone"}
+    """The client's settings with their secrets, and the servers.
+
+    After all brokers were away, a client that looks for them from its first servers again may wait for ever, whatever its timeout (librdkafka 2.16, as
+    producer and as admin). Without that it goes on with the brokers that it knows, the first servers among them.
+    """
+    config: dict[str, Any] = {
+        "bootstrap.servers": settings.servers,
+        "client.id": "fordstone",
+        "metadata.recovery.strategy": "none",
+    }
     for name, value in settings.client.items():
         if isinstance(value, Secret):
             found = context.secrets.get(value.secret)

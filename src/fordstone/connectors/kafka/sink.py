@@ -282,14 +282,11 @@ class KafkaSink(Sink):
             if number % SERVE_EVERY == 0:
                 poll(0)
 
-    # After all brokers were away, a client that looks for them from its first servers again may wait for ever in `send_offsets_to_transaction`, whatever its timeout
-    # (librdkafka 2.16): `metadata_recovery_strategy`.
     def _config(self) -> dict[str, object]:
         return self._cluster.config(
             linger_ms=5,
             queue_buffering_max_kbytes=QUEUED_KBYTES,
             partitioner="murmur2_random",
-            metadata_recovery_strategy="none",
         ) | {"enable.idempotence": True}
 
     def _drop(self) -> None:
