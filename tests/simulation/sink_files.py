@@ -51,6 +51,9 @@ class Folder(Disk):
     def read(self, path: str) -> bytes:
         return self._disk.read(self._at(path))
 
+    def read_part(self, path: str, start: int, size_bytes: int) -> bytes:
+        return self._disk.read_part(self._at(path), start, size_bytes)
+
     def read_pieces(self, path: str) -> Iterator[bytes]:
         return self._disk.read_pieces(self._at(path))
 

@@ -88,6 +88,10 @@ class Disk(ABC):
         """Return the whole file. `DamagedError` if the medium cannot be read."""
 
     @abstractmethod
+    def read_part(self, path: str, start: int, size_bytes: int) -> bytes:
+        """Return some bytes of a file; fewer if it ends before. Errors as of `read`."""
+
+    @abstractmethod
     def read_pieces(self, path: str) -> Iterator[bytes]:
         """Yield the whole file piece by piece, with the errors of `read`. It is one file, also if another takes its name meanwhile."""
 
@@ -207,6 +211,11 @@ class OsDisk(Disk):
     def read(self, path: str) -> bytes:
         with self._reading(path) as file:
             return file.readall()
+
+    def read_part(self, path: str, start: int, size_bytes: int) -> bytes:
+        with self._reading(path) as file:
+            file.seek(start)
+            return file.read(size_bytes)
 
     def read_pieces(self, path: str) -> Iterator[bytes]:
         with self._reading(path) as file:

@@ -160,6 +160,9 @@ class MemoryDisk(Disk):
         with self._operation("read", path):
             return self._file(path).data
 
+    def read_part(self, path: str, start: int, size_bytes: int) -> bytes:
+        return self.read(path)[start : start + size_bytes]
+
     def read_pieces(self, path: str) -> Iterator[bytes]:
         data = self.read(path)
         for start in range(0, len(data), PIECE_BYTES):
