@@ -527,6 +527,8 @@ class OpenContext:
 
     node: str = ""
     """The id of the node; empty at the center and in tests."""
+    step: str = ""
+    """The name of the step that is opened; empty in tests."""
     home: Home | None = None
     """Given to kinds that declare `NEEDS_HOME`. None where a task runs without a state directory, as Spark's executors do."""
     keeps_state: bool = True

@@ -276,6 +276,17 @@ class MessageLog:
                 del self._segments[0]
             self._changed.notify_all()
 
+    def begin_at(self, position: int) -> None:
+        """Let the first message of an empty log have this position."""
+        with self._lock:
+            self._check()
+            if self._end or len(self._segments) > 1:
+                raise ValueError(f"the journal in {self.folder} is not empty")
+            self._disk.remove(self._segments[0].path)
+            self._disk.fsync_dir(self.folder)
+            self._segments = [self._created(position)]
+            self._durable = position
+
     def check(self) -> None:
         """Raise if the log has failed or was closed."""
         with self._lock:

@@ -186,11 +186,11 @@ class ConnectorOpener:
 
     def source(self, step: p.Source) -> Source:
         options = SourceOptions(schema=Schema.stored(step.schema), bounded=self._job.config.bounded)
-        return open_source(step.connector, options, self._context(step.connector))
+        return open_source(step.connector, options, self._context(step))
 
     def sink(self, step: p.Sink, *, resumes_after: int | None = None) -> Sink:
         """`resumes_after`: the newest sealed epoch, for a sink that waits for seals."""
-        return open_sink(step.connector, self.stream(step, resumes_after=resumes_after), self._context(step.connector))
+        return open_sink(step.connector, self.stream(step, resumes_after=resumes_after), self._context(step))
 
     def stream(self, step: p.Sink, *, resumes_after: int | None = None) -> SinkStream:
         """Describe the stream of a sink, and this start."""
@@ -220,12 +220,13 @@ class ConnectorOpener:
         taken = SinkStream(step=DEAD_LETTERS + step, schema=LETTER_SCHEMA)
         return open_sink(dead_letter_files(directory), taken)
 
-    def _context(self, spec: p.ConnectorSpec) -> OpenContext:
+    def _context(self, step: p.Source | p.Sink) -> OpenContext:
         environment, home = self._job.environment, None
-        if Capability.NEEDS_HOME in capabilities(spec):
+        if Capability.NEEDS_HOME in capabilities(step.connector):
             home = Home(disk=environment.disk, directory=self._job.home)
         return OpenContext(
             node=self._job.store.node,
+            step=step.name,
             home=home,
             keeps_state=environment.keeps_state,
             clock_us=environment.clock.monotonic_us,

@@ -119,10 +119,12 @@ class SourceContract(ABC):
     """What every source promises."""
 
     schema = SCHEMA
+    partitions_min = 2
+    """1 for a kind of source that has one partition only."""
 
     @abstractmethod
     def fill(self, place: Path) -> ConnectorSpec:
-        """Make input of at least two partitions, of which one has at least ten rows. Called once in each test."""
+        """Make input of at least `partitions_min` partitions, of which one has at least ten rows. Called once in each test."""
 
     @abstractmethod
     def expected(self) -> Sequence[pl.DataFrame] | None:
@@ -139,7 +141,7 @@ class SourceContract(ABC):
         spec = self.fill(tmp_path)
         source = self.source(spec)
         names = list(source.partitions())
-        assert len(names) >= 2
+        assert len(names) >= self.partitions_min
         assert len(set(names)) == len(names)
         assert list(source.partitions()) == names
         assert list(self.source(spec).partitions()) == names
