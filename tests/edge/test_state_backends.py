@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -69,6 +70,22 @@ def test_a_checkpoint_of_one_backend_is_taken_up_by_another_and_back(tmp_path: P
     for left, right in zip(*sinks.values(), strict=True):
         assert left.rows().height
         assert sorted(left.rows().rows()) == sorted(right.rows().rows())
+
+
+def test_twenty_runs_in_one_process_leave_nothing_open_and_no_working_files(tmp_path: Path) -> None:
+    open_files: list[int] = []
+    gc.disable()  # what is closed is not closed by it
+    try:
+        for start in range(20):
+            written(tmp_path / f"in-{start}.jsonl", Random(start), 50, 50 * start)
+            pipeline = totals(tmp_path, "rocksdb", MemorySink(), MemorySink())
+            pipeline.run(state=tmp_path / "state", available_now=True)
+            open_files.append(len(list(Path("/proc/self/fd").iterdir())))
+            working = tmp_path / "state" / "totals" / "node" / "working"
+            assert [path.name for path in working.iterdir()] == ["kept"]
+    finally:
+        gc.enable()
+    assert open_files[-1] == open_files[1]
 
 
 # What users see.
