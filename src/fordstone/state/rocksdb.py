@@ -435,7 +435,7 @@ class RocksTable(Table):
 
         shutil.rmtree(copy.path, ignore_errors=True)  # of a try that failed
         with self._indexes, self._refusals("copy"):
-            # The package holds the interpreter while it makes a copy, which writes what is in memory, but not while it is told to write that.
+            # To make a copy, the database writes what it has in memory. The package holds the interpreter meanwhile; in `flush` it does not.
             for family in (self._opened.db, *list(self._opened.families.values())):
                 family.flush(wait=True)
             Checkpoint(self._opened.db).create_checkpoint(str(copy.path))

@@ -30,7 +30,7 @@ _NUMBERS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.
 
 
 class WorkingFileError(StorageError):
-    """A working file cannot be written or read. What is durable is not touched: a run that starts again from its checkpoint makes it anew."""
+    """A working file cannot be written or read. What is durable is not touched: a run that starts again from its checkpoint makes it again."""
 
     while_running = False
     """Whether rows were being processed: a run that had begun waits for the disk."""
