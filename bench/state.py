@@ -151,8 +151,9 @@ def restart(directory: Path, keys: int) -> dict[str, object]:
     for piece in table.freeze():
         stored[str(id(piece))] = piece.frame()
         piece.written(RunRef(digest=str(id(piece)), size_bytes=1, rows=piece.frame().height))
-    table.rewrite()  # as the merger does: it makes the copy
+    table.rewrite()  # as the merger does: it makes the copy, and keeps it after the next barrier
     refs = [piece.ref for piece in table.freeze() if piece.ref is not None]
+    table.rewrite()
     del table
     gc.collect()
     found = {}

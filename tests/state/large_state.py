@@ -27,21 +27,26 @@ from fordstone.storage.disk import OsDisk
 MIB = 1 << 20
 ROWS = 1024
 TEXT_BYTES = 4000
+LETTERS = np.random.default_rng(1).integers(97, 105, 8 * MIB, dtype=np.uint8).tobytes().decode()
 SCHEMA: dict[str, pl.DataType] = {"k": pl.Int64(), "at": pl.Int64(), "n": pl.Int64(), "text": pl.String()}
 
 
 def rows(first: int, n: int) -> pl.DataFrame:
     """Rows of about four kilobytes, which compress somewhat."""
     numbers = np.arange(first, first + ROWS)
-    letters = np.random.default_rng(first).integers(97, 105, (ROWS, TEXT_BYTES), dtype=np.uint8)
+    starts = (numbers * 7919 % (len(LETTERS) - TEXT_BYTES)).tolist()
     return pl.DataFrame(
         {
-            "k": numbers * 7919 % 1_000_003,
+            "k": keys(first),
             "at": numbers,
             "n": np.full(ROWS, n),
-            "text": [bytes(row).decode() for row in letters],
+            "text": [LETTERS[start : start + TEXT_BYTES] for start in starts],
         }
     )
+
+
+def keys(first: int) -> pl.Series:
+    return pl.Series("k", np.arange(first, first + ROWS) * 7919 % 1_000_003)
 
 
 class Kept:
@@ -102,7 +107,7 @@ def content(state: State, count: int) -> Iterator[pl.DataFrame]:
     """What is in the state, some at a time, in an order of its own."""
     for first in range(0, count, ROWS):
         if isinstance(state, Table):
-            yield state.get(rows(first, 0).select("k")).sort("k")
+            yield state.get(pl.DataFrame(keys(first))).sort("k")
         elif isinstance(state, Timeline):
             yield state.close(first + ROWS - 1).sort("at")
         elif isinstance(state, SearchBuffer):

@@ -463,6 +463,7 @@ def test_rows_after_the_copy_are_found_by_time_after_a_restart(tmp_path: Path) -
     shelf.write(state.freeze())
     state.rewrite()
     state.freeze()
+    state.rewrite()
     state.put(pl.DataFrame({"k": [50, 200], "at": [-5, -6]}))
     refs = shelf.write(state.freeze())
     del state
@@ -488,6 +489,7 @@ def test_an_index_survives_a_restart_from_a_copy(tmp_path: Path) -> None:
     refs = shelf.write(state.freeze())
     state.rewrite()
     state.freeze()
+    state.rewrite()
     del state
     gc.collect()
     again = made()

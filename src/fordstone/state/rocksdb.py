@@ -377,7 +377,7 @@ class RocksTable(Table):
 
     def rewrite(self) -> Rewrite | None:
         """As the seam says. The merger's thread also makes the copy: a task would stop for as long as the database writes what it has in memory."""
-        self._make_copy()
+        self._advance_copy()
         found, self._rewrite = self._rewrite, None
         return found
 
@@ -403,34 +403,38 @@ class RocksTable(Table):
     # Copies of the database.
 
     def _keep_copy(self, pieces: Sequence[Piece]) -> None:
-        """At a barrier: ask for a copy if enough has changed, and keep the last one under its name once its pieces are written."""
+        """At a barrier: ask for a copy if enough has changed, or note that this is the barrier that the last one belongs to."""
         with self._mutex:
             copy = self._next_copy
-            if copy is not None and copy.made:
-                if copy.pieces is None:
+            if copy is not None:
+                if copy.made and copy.pieces is None:
                     copy.pieces = PieceList(pieces)
-                if any(piece.ref is None for piece in copy.pieces.snapshot()):
-                    return
-                self._next_copy = None
-                name = self._name_of_copy(copy)
-                if name is None:
-                    # All of it was rewritten meanwhile.
-                    shutil.rmtree(copy.path, ignore_errors=True)
-                else:
-                    self._files.keep(copy.path, name, instead_of=None if self._copy is None else self._copy.name)
-                    copy.name, self._copy = name, copy
+                return
             rows = sum(_row_count(piece) for piece in pieces)
             is_due = self._uncopied_rows >= max(self._keep_rows_min, rows // KEEP_SHARE)
-            if is_due and self._next_copy is None and self._opened.db is not None:
+            if is_due and self._opened.db is not None:
                 self._copies += 1
                 self._next_copy = _Copy(path=self._place() / f"copy-{self._copies}", known=PieceList(pieces))
                 self._uncopied_rows = 0
 
-    def _make_copy(self) -> None:
-        """Make the copy that a barrier asked for. Off the task's thread, which goes on to write."""
+    def _advance_copy(self) -> None:
+        """Make the copy that a barrier asked for; once its pieces are written, keep it. Off the task's thread, which goes on to write."""
         copy = self._next_copy
-        if copy is None or copy.made:
+        if copy is None:
             return
+        if not copy.made:
+            self._make(copy)
+        elif copy.pieces is not None and all(piece.ref is not None for piece in copy.pieces.snapshot()):
+            name = self._name_of_copy(copy)
+            if name is None:
+                # All of it was rewritten meanwhile.
+                shutil.rmtree(copy.path, ignore_errors=True)
+            else:
+                self._files.keep(copy.path, name, instead_of=None if self._copy is None else self._copy.name)
+                copy.name, self._copy = name, copy
+            self._next_copy = None
+
+    def _make(self, copy: _Copy) -> None:
         from rocksdict import Checkpoint  # noqa: PLC0415 - it comes with an extra
 
         shutil.rmtree(copy.path, ignore_errors=True)  # of a try that failed
