@@ -13,7 +13,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMES = 5
-CASES = [("rocksdb", "table", 80), ("file", "timeline", 48), pytest.param("file", "search", 48, marks=pytest.mark.full)]
+CASES = [
+    ("rocksdb", "table", 80),
+    pytest.param("file", "timeline", 48, marks=pytest.mark.full),
+    pytest.param("file", "search", 48, marks=pytest.mark.full),
+]
 STACK_BYTES = 512 * 1024
 """Of a thread. RocksDB has some, and all of a stack counts before it is used."""
 
