@@ -3,6 +3,7 @@
     python bench/state.py [--keys 1000000] [--seconds 5]
 
 One update is a `get` and a `put` of a key, in batches of 64 Ki keys that are drawn at random. The table in memory is beside it, in the same run.
+Each batch is followed by a barrier. As in the engine, another thread then rewrites pieces and copies the database, while updates go on.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +69,19 @@ def update(table: Table, changed: pl.DataFrame) -> None:
     table.put(changed)
 
 
+def merge(table: Table) -> float:
+    """Do what the merger's thread does with one table; return how many milliseconds it took."""
+    began = time.perf_counter()
+    rewrite = table.rewrite()
+    if rewrite is not None:
+        pieces = [
+            Piece(ref=RunRef(digest=f"rewritten-{id(frame)}", size_bytes=1, rows=frame.height))
+            for frame in rewrite.frames
+        ]
+        rewrite.done(rewrite.old, pieces)
+    return 1000 * (time.perf_counter() - began)
+
+
 def measure(name: str, make: Callable[[], Table], keys: int, seconds: float) -> dict[str, object]:
     table = make()
     filled = next(batches(keys, 0)).clear()
@@ -81,6 +96,9 @@ def measure(name: str, make: Callable[[], Table], keys: int, seconds: float) -> 
     some = batches(keys, 1)
     rates: list[tuple[float, float]] = []
     freezes_ms: list[float] = []
+    copies_ms: list[float] = []
+    merging: Future[float] | None = None
+    merger = ThreadPoolExecutor(1)
     ends = time.perf_counter() + seconds
     while time.perf_counter() < ends or len(rates) < 5:
         batch = next(some)
@@ -94,6 +112,10 @@ def measure(name: str, make: Callable[[], Table], keys: int, seconds: float) -> 
         for piece in pieces:
             if piece.ref is None:
                 piece.written(RunRef(digest=f"{id(piece)}", size_bytes=1, rows=piece.frame().height))
+        if merging is None or merging.done():
+            copies_ms += [] if merging is None else [merging.result()]
+            merging = merger.submit(merge, table)
+    merger.shutdown()
     wall, cpu = (sorted(column) for column in zip(*rates, strict=True))
     began = time.perf_counter()
     rows = table.scan().height
@@ -106,6 +128,8 @@ def measure(name: str, make: Callable[[], Table], keys: int, seconds: float) -> 
         "updates_per_cpu_s": round(cpu[len(cpu) // 2]),
         "freeze_ms_median": round(sorted(freezes_ms)[len(freezes_ms) // 2], 2),
         "freeze_ms_max": round(max(freezes_ms), 1),
+        "update_ms_max": round(1000 * BATCH_ROWS / wall[0]),
+        "merger_ms_max": round(max(copies_ms, default=0.0), 1),
         "scan_rows_per_s": round(rows / scan_s),
         "memory_mib": round(table.size_bytes() / 2**20),
     }
@@ -127,7 +151,9 @@ def restart(directory: Path, keys: int) -> dict[str, object]:
     for piece in table.freeze():
         stored[str(id(piece))] = piece.frame()
         piece.written(RunRef(digest=str(id(piece)), size_bytes=1, rows=piece.frame().height))
+    table.rewrite()  # as the merger does: it makes the copy, and keeps it after the next barrier
     refs = [piece.ref for piece in table.freeze() if piece.ref is not None]
+    table.rewrite()
     del table
     gc.collect()
     found = {}

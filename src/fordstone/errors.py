@@ -6,6 +6,9 @@ runs the pipeline: the command line prints their text without a traceback. Anyth
 
 from __future__ import annotations
 
+import errno
+from typing import Final
+
 
 class FordstoneError(Exception):
     """Something the user can mend; the text says how."""
@@ -85,6 +88,19 @@ class StoreLockedError(FordstoneError):
 
 class StorageError(FordstoneError):
     """The disk refused: full, read-only, or failing. Nothing was acknowledged."""
+
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+def describe_refusal(error: OSError, what: str, where: object) -> str:
+    """Say what a disk refused and what to do about it. `what`: as in "could not `what` `where`"."""
+    if error.errno in _FULL:
+        return f"the disk is full: could not {what} {where} ({error.strerror}). Nothing was acknowledged.\nMake room; it will be tried again."
+    if error.errno in _READ_ONLY:
+        return f"could not {what} {where}: {error.strerror}. Nothing was acknowledged.\nMake the directory writable for this user, or choose another."
+    return f"could not {what} {where}: {error.strerror}. Nothing was acknowledged.\nCheck the disk."
 
 
 class SourceError(FordstoneError):

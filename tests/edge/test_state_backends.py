@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
+from tests.faults.small_disk import small_disk
 
 from fordstone import Pipeline, tumbling
-from fordstone.connectors import MemorySink, files, memory
+from fordstone.connectors import MemorySink, files, generator, memory
 from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import NotInstalledError, PipelineError
 from fordstone.operators.base import OperatorContext
 from fordstone.operators.registry import make_operator
 from fordstone.plan import plan as p
 from fordstone.planner.check import stream_types
+from fordstone.protocol.progress import Progress
 from fordstone.spark.explain import explain as explain_on_spark
+from fordstone.state import rocksdb
 from fordstone.storage.disk import OsDisk
 
 
@@ -69,6 +74,57 @@ def test_a_checkpoint_of_one_backend_is_taken_up_by_another_and_back(tmp_path: P
     for left, right in zip(*sinks.values(), strict=True):
         assert left.rows().height
         assert sorted(left.rows().rows()) == sorted(right.rows().rows())
+
+
+def test_a_table_that_finds_its_disk_full_stops_the_run_until_there_is_room(tmp_path: Path) -> None:
+    schema: dict[str, str] = {"k": "string", "ts": "timestamp", "n": "bigint"}
+    shown: list[Progress] = []
+    with small_disk(tmp_path, "state/full/node/working", size="32m") as disk:
+        batches: list[int] = []
+
+        def fills(frame: pl.DataFrame) -> pl.DataFrame:
+            batches.append(frame.height)
+            if len(batches) == 20:
+                disk.fill()
+            return frame
+
+        def show(progress: Progress) -> None:
+            if progress.stalled is not None:
+                shown.append(progress)
+                disk.make_room()
+
+        sink = MemorySink()
+        pipeline = Pipeline("full", state="rocksdb")
+        rows = pipeline.source("rows", generator(rows=60_000, keys=30_000, seed=4), schema=schema, time="ts")
+        rows.map_batches(fills, name="fills").group_by("k").agg(n="count(*)").sink("totals", memory(sink))
+        with patch.object(rocksdb, "WRITE_BUFFER_BYTES", 128 * 1024):
+            report = pipeline.run(
+                state=tmp_path / "state", bounded=True, batch_rows=1000, interval="50ms", on_progress=show
+            )
+    assert len(shown) == 1, "it was full"
+    assert str(shown[0].stalled).startswith("the disk is full: could not")
+    assert "the database of a table" in str(shown[0].stalled)
+    assert shown[0].waits_for == "disk"
+    assert report.outcome == "ended"
+    assert report.progress.restarts >= 1
+    newest = sink.rows().group_by("k").agg(pl.col("n").max())
+    assert newest["n"].sum() == 60_000
+
+
+def test_twenty_runs_in_one_process_leave_nothing_open_and_no_working_files(tmp_path: Path) -> None:
+    open_files: list[int] = []
+    gc.disable()  # what is closed is not closed by it
+    try:
+        for start in range(20):
+            written(tmp_path / f"in-{start}.jsonl", Random(start), 50, 50 * start)
+            pipeline = totals(tmp_path, "rocksdb", MemorySink(), MemorySink())
+            pipeline.run(state=tmp_path / "state", available_now=True)
+            open_files.append(len(list(Path("/proc/self/fd").iterdir())))
+            working = tmp_path / "state" / "totals" / "node" / "working"
+            assert [path.name for path in working.iterdir()] == ["kept"]
+    finally:
+        gc.enable()
+    assert open_files[-1] == open_files[1]
 
 
 # What users see.

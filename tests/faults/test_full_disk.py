@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.job import BOUNDED, LIVE, Job
+from tests.faults.job import BOUNDED, LIVE, NODE, PIPELINE, Job
 from tests.faults.oracle import Feed, judge
 from tests.faults.process import Process, released, run_to_end, sealed, started
 from tests.faults.small_disk import SmallDisk, small_disk
+
+from fordstone.plan.plan import StateKind
 
 FEED_ROWS = 60
 
@@ -63,6 +65,28 @@ def test_a_full_disk_stops_the_pipeline_and_room_lets_it_go_on(
             process.until(lambda: sealed(disk.folder) > before[0] + 1, "another epoch")
             assert process.stop().report["outcome"] == "stopped"
         assert run_to_end(disk.folder, Job(options=BOUNDED), inside=disk.inside).report["outcome"] == "ended"
+        judge(disk.folder, feed.written)
+
+
+@pytest.mark.parametrize("kind", ["rocksdb", "file"])
+def test_a_full_disk_of_working_files_stops_the_pipeline_and_room_lets_it_go_on(
+    kind: StateKind, tmp_path: Path, faults: Callable[..., None]
+) -> None:
+    with small_disk(tmp_path, f"state/{PIPELINE}/{NODE}/working", size="8m") as disk:
+        feed = Feed(folder=disk.folder, seed=23)
+        with started(disk.folder, Job(state=kind, options=LIVE), inside=disk.inside) as process:
+            why = stall(process, feed, disk)
+            faults(full_disks=1)
+            assert why.startswith("the disk is full: could not")
+            assert "/working/" in why
+            feed.write(FEED_ROWS)
+            before = sealed(disk.folder)
+            disk.make_room()
+            process.until(lambda: stalled(process) is None, "going on")
+            process.until(lambda: sealed(disk.folder) > before + 1, "another epoch")
+            assert process.stop().report["outcome"] == "stopped"
+        ended = run_to_end(disk.folder, Job(state=kind, options=BOUNDED), inside=disk.inside)
+        assert ended.report["outcome"] == "ended"
         judge(disk.folder, feed.written)
 
 

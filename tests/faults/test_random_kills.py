@@ -60,7 +60,7 @@ def test_a_pipeline_killed_again_and_again_is_exact(mode: Mode, tmp_path: Path, 
     assert any(cut.overtaking for cut in cuts) == (mode == "unaligned"), "no checkpoint had rows in flight"
 
 
-@pytest.mark.parametrize("kind", ["rocksdb", *rest("file")])
+@pytest.mark.parametrize("kind", rest("rocksdb", "file"))
 def test_state_on_disk_is_exact_however_often_the_process_is_killed(
     kind: StateKind, tmp_path: Path, faults: Callable[..., None]
 ) -> None:

@@ -19,29 +19,35 @@ import polars as pl
 from fordstone.epochs.store import CheckpointStore, merge_state
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.plan.plan import StateKind
+from fordstone.state import rocksdb
 from fordstone.state.backends import state_backends
 from fordstone.state.base import FOUND, Asked, Piece, RunRef, SearchBuffer, State, StateBackend, Table, Timeline
 from fordstone.state.working import WorkingFiles
 from fordstone.storage.disk import OsDisk
 
 MIB = 1 << 20
-ROWS = 1024
+ROWS = 512
 TEXT_BYTES = 4000
+LETTERS = np.random.default_rng(1).integers(97, 105, 8 * MIB, dtype=np.uint8).tobytes().decode()
 SCHEMA: dict[str, pl.DataType] = {"k": pl.Int64(), "at": pl.Int64(), "n": pl.Int64(), "text": pl.String()}
 
 
 def rows(first: int, n: int) -> pl.DataFrame:
-    """Rows of about four kilobytes, which compress somewhat."""
+    """Rows of about four kilobytes."""
     numbers = np.arange(first, first + ROWS)
-    letters = np.random.default_rng(first).integers(97, 105, (ROWS, TEXT_BYTES), dtype=np.uint8)
+    starts = (numbers * 7919 % (len(LETTERS) - TEXT_BYTES)).tolist()
     return pl.DataFrame(
         {
-            "k": numbers * 7919 % 1_000_003,
+            "k": keys(first),
             "at": numbers,
             "n": np.full(ROWS, n),
-            "text": [bytes(row).decode() for row in letters],
+            "text": [LETTERS[start : start + TEXT_BYTES] for start in starts],
         }
     )
+
+
+def keys(first: int) -> pl.Series:
+    return pl.Series("k", np.arange(first, first + ROWS) * 7919 % 1_000_003)
 
 
 class Kept:
@@ -49,7 +55,7 @@ class Kept:
 
     def __init__(self, kind: StateKind, shape: str, directory: str) -> None:
         self.directory = directory
-        self.store = CheckpointStore(OsDisk(f"{directory}/store"), pipeline="large", node="node")
+        self.store = CheckpointStore(OsDisk(f"{directory}/store"), pipeline="large", node="node", compression="none")
         self.kind, self.shape = kind, shape
         self.refs: tuple[RunRef, ...] = ()
         self.state = self.made()
@@ -102,7 +108,7 @@ def content(state: State, count: int) -> Iterator[pl.DataFrame]:
     """What is in the state, some at a time, in an order of its own."""
     for first in range(0, count, ROWS):
         if isinstance(state, Table):
-            yield state.get(rows(first, 0).select("k")).sort("k")
+            yield state.get(pl.DataFrame(keys(first))).sort("k")
         elif isinstance(state, Timeline):
             yield state.close(first + ROWS - 1).sort("at")
         elif isinstance(state, SearchBuffer):
@@ -133,6 +139,16 @@ def filled(kept: Kept, count: int) -> dict[str, object]:
 
 
 def main() -> None:
+    # A quarter of what they are, as is the state.
+    for name in (
+        "WRITE_BUFFER_BYTES",
+        "CHANGES_BYTES_MAX",
+        "CHUNK_BYTES",
+        "RUN_BYTES",
+        "MERGED_BYTES_MAX",
+        "MERGE_BYTES_MAX",
+    ):
+        setattr(rocksdb, name, getattr(rocksdb, name) // 4)
     kind, shape, limit_mib, state_mib = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     # Threads, arenas and pools are there before the limit is.
     filled(Kept(kind, shape, "small"), 16 * ROWS)  # type: ignore[arg-type]  # checked by the backends

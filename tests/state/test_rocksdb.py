@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import shutil
 from collections.abc import Iterator, Sequence
@@ -16,16 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from tests.examples import examples
+from tests.faults.small_disk import small_disk
 from tests.state import test_table
 from tests.state.test_table import SCHEMA, check_any_history, keys, rows
 
-from fordstone.errors import NotInstalledError
+from fordstone.errors import NotInstalledError, StorageError
 from fordstone.lang.duration import TIME_MIN_US
 from fordstone.state import rocksdb
 from fordstone.state.base import FOUND, Piece, RunRef, State
 from fordstone.state.rocksdb import RocksCache, RocksTable
 from fordstone.state.table import DELETED, MemoryTable
-from fordstone.state.working import WorkingFiles
+from fordstone.state.working import WorkingFileError, WorkingFiles
 from fordstone.testing.contracts.state import Shelf, same_rows
 
 # Opening a database syncs a few files, which no test here is about.
@@ -172,7 +174,9 @@ class Restarts:
         return table(files=WorkingFiles(self.directory))
 
     def commit(self) -> None:
+        """Seal an epoch; then the merger looks whether there is something to do."""
         self.refs = self.shelf.write(self.state.freeze())
+        assert self.state.rewrite() is None
 
     def restart(self) -> list[str]:
         """Load the last checkpoint. Gives the runs that had to be read."""
@@ -207,6 +211,95 @@ def test_a_restart_reads_only_what_came_after_the_copy(tmp_path: Path) -> None:
     run.commit()
     assert run.restart() == []
     same_rows(run.state.scan(), expected)
+
+
+def test_rows_that_change_while_the_copy_is_made_are_what_the_checkpoint_says(tmp_path: Path) -> None:
+    run = Restarts(tmp_path)
+    run.state.put(numbered(range(100)))
+    run.refs = run.shelf.write(run.state.freeze())
+    first, first_rows = run.refs, run.state.scan()
+    # The barrier has passed, and the task goes on before the merger's thread comes to it.
+    run.state.put(numbered(range(5), "meanwhile"))
+    run.state.delete(keys("key 70"))
+    run.state.rewrite()
+    run.state.put(numbered([5], "before the next barrier"))
+    run.commit()
+    run.commit()
+    expected = run.state.scan()
+    run.state.put(numbered(range(100), "never sealed"))
+    second = run.refs
+    assert run.restart() == [second[1].digest]
+    same_rows(run.state.scan(), expected)
+    run.commit()
+    run.commit()
+    # The copy has rows that the first checkpoint does not know.
+    run.refs = first
+    assert run.restart() == [first[0].digest]
+    same_rows(run.state.scan(), first_rows)
+
+
+def test_a_barrier_writes_nothing_of_the_database(tmp_path: Path) -> None:
+    run = Restarts(tmp_path)
+    run.state.put(numbered(range(100)))
+    before = sorted(tmp_path.rglob("*"))
+    run.state.freeze()
+    assert sorted(tmp_path.rglob("*")) == before
+    run.state.rewrite()
+    assert list(tmp_path.glob("*/copy*/*.sst"))
+
+
+@examples(80)
+@given(st.data())
+def test_any_history_with_restarts_is_that_of_a_dict(data: st.DataObject) -> None:
+    # As if one row were many: all is rewritten now and then.
+    with patch.multiple(rocksdb, SMALLEST_ROWS=1):
+        check_any_history_with_restarts(data)
+
+
+def check_any_history_with_restarts(data: st.DataObject) -> None:
+    schema: dict[str, pl.DataType] = {"k": pl.Int64(), "at": pl.Int64()}
+    directory = Path(mkdtemp(dir=FILES._given))
+    shelf = Shelf()
+    few = st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True)
+    model: dict[int, int] = {}
+    sealed: list[tuple[tuple[RunRef, ...], dict[int, int]]] = []
+
+    def made() -> RocksTable:
+        return table(["k"], schema=schema, files=WorkingFiles(directory), keep_rows_min=data.draw(st.integers(1, 8)))
+
+    state = made()
+    for at in range(data.draw(st.integers(5, 30))):
+        match data.draw(st.sampled_from(["put", "put", "delete", "seal", "seal", "merger", "merge", "due", "restart"])):
+            case "put":
+                picked = data.draw(few)
+                state.put(pl.DataFrame({"k": picked, "at": [at] * len(picked)}, schema=schema))
+                model |= dict.fromkeys(picked, at)
+            case "delete":
+                picked = data.draw(few)
+                state.delete(pl.DataFrame({"k": picked}, schema={"k": pl.Int64()}))
+                model = {k: us for k, us in model.items() if k not in picked}
+            case "seal":
+                sealed.append((shelf.write(state.freeze()), dict(model)))
+            case "merger":
+                if (rewrite := state.rewrite()) is not None:
+                    rewrite.done(rewrite.old, [Piece(ref=shelf.put(frame)) for frame in rewrite.frames])
+            case "merge":
+                pieces = [piece for piece in state._pieces.snapshot() if piece.ref is not None]
+                if len(pieces) > 1:
+                    start = data.draw(st.integers(0, len(pieces) - 2))
+                    shelf.merge(state, pieces[start : start + 2])
+            case "due":
+                found, _ = state.keys_until("at", bound := data.draw(st.integers(-1, at)))
+                assert sorted(set(found["k"])) == sorted(k for k, us in model.items() if us <= bound)
+            case "restart" if sealed:
+                refs, known = data.draw(st.sampled_from(sealed[-3:]))
+                state = made()
+                state.load(shelf.pieces(refs), watermark_us=TIME_MIN_US)
+                model = dict(known)
+                sealed = sealed[: next(n for n, (one, _) in enumerate(sealed) if one is refs) + 1]
+        assert dict(state.scan().select("k", "at").rows()) == model
+    del state
+    shutil.rmtree(directory)
 
 
 def test_a_copy_shares_its_files_with_the_database(tmp_path: Path) -> None:
@@ -361,6 +454,28 @@ def test_asking_for_what_is_due_reads_no_more_than_what_is() -> None:
     assert sum(asked) < 100
 
 
+def test_rows_after_the_copy_are_found_by_time_after_a_restart(tmp_path: Path) -> None:
+    schema: dict[str, pl.DataType] = {"k": pl.Int64(), "at": pl.Int64()}
+    shelf = Shelf()
+    state = table(["k"], schema=schema, files=WorkingFiles(tmp_path))
+    state.put(pl.DataFrame({"k": range(100), "at": range(100)}))
+    assert state.keys_until("at", -1)[1] == 0
+    shelf.write(state.freeze())
+    state.rewrite()
+    state.freeze()
+    state.rewrite()
+    state.put(pl.DataFrame({"k": [50, 200], "at": [-5, -6]}))
+    refs = shelf.write(state.freeze())
+    del state
+    gc.collect()
+    again = table(["k"], schema=schema, files=WorkingFiles(tmp_path))
+    pieces = [Piece(make=lambda: pytest.fail("read"), ref=refs[0]), *shelf.pieces(refs[1:])]
+    again.load(pieces, watermark_us=TIME_MIN_US)
+    found, least = again.keys_until("at", -1)
+    assert sorted(found["k"]) == [50, 200]
+    assert least == 0
+
+
 def test_an_index_survives_a_restart_from_a_copy(tmp_path: Path) -> None:
     schema: dict[str, pl.DataType] = {"k": pl.Int64(), "at": pl.Int64()}
     shelf = Shelf()
@@ -372,7 +487,9 @@ def test_an_index_survives_a_restart_from_a_copy(tmp_path: Path) -> None:
     state.put(pl.DataFrame({"k": range(100), "at": range(100)}))
     assert state.keys_until("at", -1)[1] == 0
     refs = shelf.write(state.freeze())
+    state.rewrite()
     state.freeze()
+    state.rewrite()
     del state
     gc.collect()
     again = made()
@@ -381,6 +498,76 @@ def test_an_index_survives_a_restart_from_a_copy(tmp_path: Path) -> None:
     found, least = again.keys_until("at", 5)
     assert sorted(found["k"]) == [0, 1, 2, 4, 5]
     assert least == 6
+
+
+# A disk that refuses, and files that are closed.
+
+
+def test_a_full_disk_is_an_error_that_says_what_to_do_and_no_sealed_row_is_lost(tmp_path: Path) -> None:
+    shelf = Shelf()
+    with small_disk(tmp_path, "working", size="12m") as disk:
+        files = WorkingFiles(disk.place)
+        state = table(files=files)
+        state.put(numbered(range(100)))
+        refs = shelf.write(state.freeze())
+        with pytest.raises(WorkingFileError, match=r"(?s)the disk is full: could not write .*Make room") as raised:
+            filled(state)
+        assert isinstance(raised.value, StorageError)
+        state.freeze()
+        with pytest.raises(WorkingFileError, match="the disk is full: could not copy"):
+            state.rewrite()
+        files.clear()
+        assert open_below(disk.place) == []
+        again = table(files=files)
+        again.load(shelf.pieces(refs), watermark_us=TIME_MIN_US)
+        same_rows(again.scan(), numbered(range(100)))
+        files.clear()
+
+
+def test_rows_that_cannot_be_read_are_an_error_that_says_where(tmp_path: Path) -> None:
+    state = table(files=WorkingFiles(tmp_path))
+    state.put(numbered(range(5000), "x" * 100))
+    state.freeze()
+    state.rewrite()
+    for file in tmp_path.glob("state-*/db/*.sst"):
+        with file.open("r+b") as damaged:
+            damaged.write(b"damage" * 1000)
+    with pytest.raises(
+        WorkingFileError, match=rf"(?s)could not read the database of a table in {tmp_path}.*Check the disk"
+    ):
+        state.get(numbered(range(5000)).select("k"))
+
+
+def test_what_is_open_is_closed_when_a_run_has_ended_although_its_states_are_still_there(tmp_path: Path) -> None:
+    files, shelf = WorkingFiles(tmp_path), Shelf()
+    state = table(["k"], schema={"k": pl.Int64(), "at": pl.Int64()}, files=files)
+    with patch.object(rocksdb, "SMALLEST_ROWS", 1):
+        for _ in range(6):
+            state.put(pl.DataFrame({"k": range(100), "at": range(100)}))
+            assert state.keys_until("at", -1)[1] == 0
+            shelf.write(state.freeze())
+    # Its iterator would hold the database open.
+    rewrite = state.rewrite()
+    assert rewrite is not None
+    next(rewrite.frames)
+    assert open_below(tmp_path)
+    files.clear()
+    assert open_below(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def filled(state: RocksTable) -> None:
+    for start in range(0, 1_000_000, 5_000):
+        state.put(numbered(range(start, start + 5_000), "x" * 100))
+
+
+def open_below(directory: Path) -> list[str]:
+    """The files that this process has open below a directory."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(descriptor.readlink()))
+    return [path for path in found if path.startswith(str(directory))]
 
 
 # The rest.

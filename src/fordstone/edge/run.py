@@ -17,6 +17,8 @@ from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Final, Literal, Unpack
 
+import msgspec
+
 from fordstone.connectors.base import SinkDelayedError
 from fordstone.connectors.registry import earlier_output
 from fordstone.edge.config import RunConfig, RunOptions, run_config
@@ -34,11 +36,12 @@ from fordstone.errors import DamagedError, EndedError, FordstoneError, SinkError
 from fordstone.operators.base import IN_STEP, Functions
 from fordstone.plan import plan as p
 from fordstone.protocol.progress import Progress, Report
-from fordstone.protocol.retry import Backoff, RestartAfter, Stop, decide_restart
+from fordstone.protocol.retry import DISK_RETRY_US, Backoff, RestartAfter, Stop, decide_restart
 from fordstone.runtime.available import check_available_now
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.fresh import set_aside, to_set_aside
 from fordstone.runtime.signals import Signals, StopRequest
+from fordstone.state.working import WorkingFileError
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import failpoints_of_process
 from fordstone.structs import prepare_structs
@@ -46,6 +49,8 @@ from fordstone.structs import prepare_structs
 log = logging.getLogger(__name__)
 
 HUB_WAIT: Final = Backoff(first_us=500_000, max_us=15_000_000)
+WORKING_FILES_WAIT: Final = Backoff(first_us=DISK_RETRY_US, max_us=15_000_000)
+"""Grows, unlike that of checkpoints: each try reads the state again."""
 OnProgress = Callable[[Progress], None]
 OnFailure = Callable[[], None]
 """Called when a run has failed and is started again after a wait."""
@@ -176,7 +181,7 @@ def run(
             keeps_state=keeps_state,
             wait=signals.wait,
         )
-        failures = restarts = 0
+        failures = restarts = refused = 0
         last: str | None = None
         while True:
             began_us = clock.monotonic_us()
@@ -186,9 +191,12 @@ def run(
                 # It keeps the lock until the process ends, and takes no change, whenever the thread comes back.
                 disk.abandon(str(error))
                 raise
-            except FordstoneError:
-                # The user has to do something about it: trying again would only say it again.
-                raise
+            except FordstoneError as error:
+                lasted_us = clock.monotonic_us() - began_us
+                refused = _wait_for_disk(
+                    error, signals, 0 if lasted_us >= config.restart.forgiven_after_us else refused
+                )
+                restarts += 1
             except Exception as error:
                 before, last = last, _describe(error)
                 match decide_restart(
@@ -217,6 +225,20 @@ def run(
                             raise TaskError(
                                 f"pipeline {plan.pipeline} was asked to stop after it had failed: {error!r}"
                             ) from error
+
+
+def _wait_for_disk(error: FordstoneError, signals: StopRequest, refused: int) -> int:
+    """Wait if working files were refused to a run that had begun, for the next try; return how many times in a row that was.
+
+    Raises any other error: the user has to do something about it, and trying again would only say it again. So it does for working
+    files at the first start, as for any disk that refuses there, and if a stop is requested.
+    """
+    if not isinstance(error, WorkingFileError) or not (error.while_running or refused):
+        raise error
+    log.warning("working files refused", extra={"problem": str(error)})
+    if signals.wait(WORKING_FILES_WAIT.wait_s(refused + 1, chance=random.random())):  # noqa: S311 - jitter
+        raise error
+    return refused + 1
 
 
 def refuse_earlier_output(plan: p.Plan) -> None:
@@ -318,7 +340,13 @@ def _run_engine(
     if config.bounded or config.available_now:
         fetching.once()
     with fetching:
-        ThreadScheduler(steppables, join_seconds=JOIN_SECONDS).run(lambda: engine.over, every_tick=tick)
+        try:
+            ThreadScheduler(steppables, join_seconds=JOIN_SECONDS).run(lambda: engine.over, every_tick=tick)
+        except WorkingFileError as error:
+            error.while_running = True
+            if on_progress is not None:
+                on_progress(msgspec.structs.replace(progress(), stalled=str(error), waits_for="disk"))
+            raise
     patience = Patience.BRIEF
     if not signals.stop_requested and (engine.ended or config.available_now):
         patience = Patience.UNTIL_SENT if engine.ended else Patience.WHILE_IT_ANSWERS

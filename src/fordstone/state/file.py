@@ -12,6 +12,7 @@ Invariants: a file belongs to one piece, never changes, and goes with it; stored
 from __future__ import annotations
 
 import io
+import shutil
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -22,10 +23,9 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from fordstone.errors import StorageError
 from fordstone.state.base import RunRef
 from fordstone.state.timeline import NEVER_US, KeyTimeIndex, OnDisk, Rows, TimedPiece, times_of
-from fordstone.state.working import WorkingFiles
+from fordstone.state.working import WorkingFileError, WorkingFiles, refusals
 
 BLOCK_BYTES: Final = 512 * 1024
 """About how many bytes of rows a block has: the least that is read."""
@@ -205,7 +205,8 @@ class FilePiece(TimedPiece):
         index = super().index_by(key, time)
         stored = self._needed()
         if stored is not None and not stored.is_mapped:
-            index.map_to(str(stored.path / "index"))
+            with refusals("write", stored.path / "index"):
+                index.map_to(str(stored.path / "index"))
             stored.is_mapped = True
         return index
 
@@ -241,16 +242,16 @@ class _Stored:
         starts = np.append(np.arange(0, max(1, frame.height), rows), frame.height)
         offsets = [0]
         try:
-            with (path / "rows").open("wb") as file:
+            with refusals("write", path / "rows"), (path / "rows").open("wb") as file:
                 for start in starts[:-1].tolist():
                     buffer = io.BytesIO()
                     frame.slice(start, rows).rechunk().write_ipc_stream(buffer, compression="lz4")
                     file.write(buffer.getbuffer())
                     offsets.append(file.tell())
-        except OSError as error:
-            raise StorageError(
-                f"working file {path / 'rows'} of a state cannot be written: {error}. Is the disk full?"
-            ) from error
+        except WorkingFileError:
+            # Another try has a directory of its own.
+            shutil.rmtree(path, ignore_errors=True)
+            raise
         if time is None or not frame.height:
             least = most = np.full(starts.size - 1, NEVER_US)
         else:
@@ -294,9 +295,7 @@ class _Stored:
 
     def _read(self, number: int) -> pl.DataFrame:
         start, end = int(self.offsets[number]), int(self.offsets[number + 1])
-        try:
-            with (self.path / "rows").open("rb") as file:
-                file.seek(start)
-                return pl.read_ipc_stream(file.read(end - start))
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise StorageError(f"working file {self.path / 'rows'} of a state cannot be read: {error}.") from error
+        path = self.path / "rows"
+        with refusals("read", path), path.open("rb") as file:
+            file.seek(start)
+            return pl.read_ipc_stream(file.read(end - start))

@@ -5,8 +5,8 @@ the checkpoint, which is the same as of a table in memory: the rows that changed
 checkpoint costs what has changed, and copies, rescaling, other backends and Spark read it as any other.
 
 Old pieces are not merged by reading them all. When they have several times the rows of the table, the rows that the
-database has at a barrier are written in their place (`rewrite`), some at a time. A copy of the database by hard links is kept with the list of pieces that
-it has the rows of; a restart takes it, and reads only what came after it (`_Copy`).
+database has at a barrier are written in their place (`rewrite`), some at a time. A copy of the database by hard links is made off the task's thread
+and kept with the list of pieces that it belongs to; a restart takes it, and reads only what came after it (`_Copy`).
 
 Invariants: rows of a batch are in the database before the call returns, so what `get` sees does not depend on barriers; memory is bounded by
 the changes of an epoch, up to `CHANGES_BYTES_MAX`, and by the database's own buffers.
@@ -20,12 +20,13 @@ import importlib.util
 import logging
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import polars as pl
@@ -44,12 +45,13 @@ from fordstone.state.base import (
 from fordstone.state.row_codec import VERSION, RowCodec
 from fordstone.state.spilled import SpilledPiece
 from fordstone.state.table import DELETED, ROWS_RATIO_MAX, last_rows
-from fordstone.state.working import WorkingFiles
+from fordstone.state.working import WorkingFiles, refusals
 
 if TYPE_CHECKING:
     import rocksdict
 
 log = logging.getLogger(__name__)
+Entry = TypeVar("Entry")
 
 WRITE_BUFFER_BYTES: Final = 16 * 1024 * 1024
 """Of one table. It may have two."""
@@ -68,8 +70,7 @@ MERGE_BYTES_MAX: Final = 16 * 1024 * 1024
 """No more than this is merged at once."""
 KEEP_ROWS_MIN: Final = 262_144
 KEEP_SHARE: Final = 4
-"""A copy of the database, which takes about 50 milliseconds, is made when this many rows have changed since the last, and one in this
-many of those in pieces."""
+"""A copy of the database is made when this many rows have changed since the last, and one in this many of those in pieces."""
 _DUE: Final = "due:"
 _SIGN: Final = np.uint64(1 << 63)
 
@@ -129,12 +130,18 @@ class _Database:
     families: dict[str, Any] = field(default_factory=dict)
     """Indexes by their column."""
     handles: dict[str, Any] = field(default_factory=dict)
+    rewriting: Generator[pl.DataFrame] | None = None
+    """Reads the database by an iterator, which holds it open."""
 
     def close(self) -> None:
+        if self.rewriting is not None:
+            with contextlib.suppress(ValueError):  # a thread that hangs is in it
+                self.rewriting.close()
+            self.rewriting = None
         self.families.clear()
         self.handles.clear()
         if self.db is not None:
-            # Its files may have gone already, and are going now.
+            # It writes what is in memory first, which its files may have no room for. They are going now; it is closed all the same.
             with contextlib.suppress(Exception):
                 self.db.close()
             self.db = None
@@ -142,14 +149,21 @@ class _Database:
 
 @dataclass(slots=True)
 class _Copy:
-    """A copy of the database as it was at a barrier."""
+    """A copy of the database, made after one barrier and before another, while rows went on to change.
 
-    pieces: PieceList
-    """The pieces whose rows it has."""
-    path: Path | None = None
-    """Where it is until all of the pieces are written."""
+    So it has no moment's rows. But the pieces between the two barriers have the last row of each key that changed meanwhile: read on top
+    of the copy, they make it what the table was at the second.
+    """
+
+    path: Path
+    """Where it is until it is kept."""
+    known: PieceList
+    """The pieces of the first barrier: it has their rows."""
+    made: bool = False
+    pieces: PieceList | None = None
+    """Those of the second barrier, once that has passed."""
     name: str | None = None
-    """What it is kept as."""
+    """What it is kept as, once all of them are written."""
 
 
 class RocksTable(Table):
@@ -189,11 +203,16 @@ class RocksTable(Table):
         """Of the table, when its pieces were last rewritten or loaded."""
         self._rewrite: Rewrite | None = None
         self._copy: _Copy | None = None
+        """The one that is kept."""
         self._next_copy: _Copy | None = None
         self._uncopied_rows = 0
+        self._copies = 0
+        """How many there were, for names of their own."""
         self._keep_rows_min = keep_rows_min
         self._mutex = threading.Lock()
         """Guards the copies: pieces are replaced by the merger."""
+        self._indexes = threading.Lock()
+        """No copy is made while an index is: it would have half of it."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -209,12 +228,14 @@ class RocksTable(Table):
 
     def __len__(self) -> int:
         if self._count is None:
-            self._count = sum(1 for _ in self._items())
+            with self._refusals("read"):
+                self._count = sum(1 for _ in self._items())
         return self._count
 
     def size_bytes(self) -> int:
         """Return what is in the memory of this process. The cache is shared, and not counted."""
-        buffers = self._opened.db and self._opened.db.property_int_value("rocksdb.size-all-mem-tables")
+        db = self._opened.db
+        buffers = db and db.property_int_value("rocksdb.size-all-mem-tables")
         return self._changes_bytes + (buffers or 0)
 
     # Rows, on the task's thread.
@@ -246,7 +267,7 @@ class RocksTable(Table):
                 raise TypeError(f"column {name!r} is {frame.schema[name]}, the table was made for {dtype}; cast it.")
         names = self._names.encode(frame)
         rows = self._rows.encode(frame)
-        db = self._open()
+        self._open()
         if self._count is not None:
             self._count += sum(not there for there in self._there(names).values())
             self._known = dict.fromkeys(names, True)
@@ -254,10 +275,8 @@ class RocksTable(Table):
         put = batch.put
         for pair in zip(names, rows, strict=True):
             put(*pair)
-        for column, handle in self._opened.handles.items():
-            for entry in _entries(frame.get_column(column), names):
-                put(entry, b"", handle)
-        db.write(batch, self._cache.unlogged)
+        self._add_to_indexes(batch, frame, names)
+        self._write(batch)
         self._changed(frame.with_columns(pl.lit(value=False).alias(DELETED)))
 
     def delete(self, keys: pl.DataFrame) -> None:
@@ -271,7 +290,7 @@ class RocksTable(Table):
         batch = self._batch()
         for name in first:
             batch.delete(name)
-        self._opened.db.write(batch, self._cache.unlogged)
+        self._write(batch)
         if self._count is not None:
             self._count -= len(first)
             self._known |= dict.fromkeys(first, False)
@@ -292,7 +311,9 @@ class RocksTable(Table):
         if self._opened.db is not None:
             index = self._index(column)
             start = _ordered(-(1 << 63) if after is None or after < -(1 << 63) else after + 1)
-            for value, name in self._current(column, index.keys(from_key=start)):
+            with self._refusals("read"):
+                entries = index.keys(from_key=start)
+            for value, name in self._current(column, entries):
                 if value > bound:
                     following = value
                     break
@@ -310,7 +331,8 @@ class RocksTable(Table):
         pieces = self._pieces.snapshot()
         if self._rewrite is None and self._is_rewrite_due(pieces):
             # An iterator shows the database as it is when it is made. (One of a `Snapshot` of rocksdict 0.3.29 does not.)
-            self._rewrite = Rewrite(old=pieces, frames=self._runs(self._items()), done=self._rewritten)
+            self._opened.rewriting = self._runs(self._items())
+            self._rewrite = Rewrite(old=pieces, frames=self._opened.rewriting, done=self._rewritten)
         self._keep_copy(pieces)
         return pieces
 
@@ -354,64 +376,104 @@ class RocksTable(Table):
         self._replace(old, [new])
 
     def rewrite(self) -> Rewrite | None:
+        """As the seam says. The merger's thread also makes the copy: a task would stop for as long as the database writes what it has in memory."""
+        self._advance_copy()
         found, self._rewrite = self._rewrite, None
         return found
 
     def _rewritten(self, old: Sequence[Piece], new: Sequence[Piece]) -> None:
         if self._replace(old, new):
             self._rewritten_rows = sum(_row_count(piece) for piece in new)
+            # The copy that is kept may be of pieces that are no more.
+            self._uncopied_rows += self._rewritten_rows
 
     def _replace(self, old: Sequence[Piece], new: Sequence[Piece]) -> bool:
         """Put `new` in place of `old`, also in what the copies are of."""
         with self._mutex:
             for copy in (self._copy, self._next_copy):
-                if copy is not None and copy.pieces.replace(old, new) and copy.name is not None:
-                    name = self._name_of(copy.pieces.snapshot())
-                    copy.name = name if name is not None and self._files.rename(copy.name, name) else None
+                if copy is None:
+                    continue
+                copy.known.replace(old, new)
+                if copy.pieces is not None and copy.pieces.replace(old, new) and copy.name is not None:
+                    name = self._name_of_copy(copy)
+                    if name is not None and self._files.rename(copy.name, name):
+                        copy.name = name
             return self._pieces.replace(old, new)
 
     # Copies of the database.
 
     def _keep_copy(self, pieces: Sequence[Piece]) -> None:
-        """Make a copy if enough has changed, and keep the last one under its name once its pieces are written."""
+        """At a barrier: ask for a copy if enough has changed, or note that this is the barrier that the last one belongs to."""
         with self._mutex:
-            made = self._next_copy
-            if made is not None and made.path is not None:
-                name = self._name_of(made.pieces.snapshot())
-                if name is None:
-                    return
-                self._files.keep(made.path, name, instead_of=None if self._copy is None else self._copy.name)
-                self._copy, self._next_copy = _Copy(pieces=made.pieces, name=name), None
-            rows = sum(_row_count(piece) for piece in pieces)
-            if self._opened.db is None or self._uncopied_rows < max(self._keep_rows_min, rows // KEEP_SHARE):
+            copy = self._next_copy
+            if copy is not None:
+                if copy.made and copy.pieces is None:
+                    copy.pieces = PieceList(pieces)
                 return
-            from rocksdict import Checkpoint  # noqa: PLC0415 - it comes with an extra
+            rows = sum(_row_count(piece) for piece in pieces)
+            is_due = self._uncopied_rows >= max(self._keep_rows_min, rows // KEEP_SHARE)
+            if is_due and self._opened.db is not None:
+                self._copies += 1
+                self._next_copy = _Copy(path=self._place() / f"copy-{self._copies}", known=PieceList(pieces))
+                self._uncopied_rows = 0
 
-            path = self._place() / "copy"
-            Checkpoint(self._opened.db).create_checkpoint(str(path))
-            self._next_copy = _Copy(pieces=PieceList(pieces), path=path)
-            self._uncopied_rows = 0
+    def _advance_copy(self) -> None:
+        """Make the copy that a barrier asked for; once its pieces are written, keep it. Off the task's thread, which goes on to write."""
+        copy = self._next_copy
+        if copy is None:
+            return
+        if not copy.made:
+            self._make(copy)
+        elif copy.pieces is not None and all(piece.ref is not None for piece in copy.pieces.snapshot()):
+            name = self._name_of_copy(copy)
+            if name is None:
+                # All of it was rewritten meanwhile.
+                shutil.rmtree(copy.path, ignore_errors=True)
+            else:
+                self._files.keep(copy.path, name, instead_of=None if self._copy is None else self._copy.name)
+                copy.name, self._copy = name, copy
+            self._next_copy = None
+
+    def _make(self, copy: _Copy) -> None:
+        from rocksdict import Checkpoint  # noqa: PLC0415 - it comes with an extra
+
+        shutil.rmtree(copy.path, ignore_errors=True)  # of a try that failed
+        with self._indexes, self._refusals("copy"):
+            # To make a copy, the database writes what it has in memory. The package holds the interpreter meanwhile; in `flush` it does not.
+            for family in (self._opened.db, *list(self._opened.families.values())):
+                family.flush(wait=True)
+            Checkpoint(self._opened.db).create_checkpoint(str(copy.path))
+        copy.made = True
 
     def _take_copy(self, pieces: Sequence[Piece]) -> int:
-        """Begin with the copy of the most of these pieces, the first ones. Return how many it has the rows of; 0: there is none."""
-        for count in range(len(pieces), 0, -1):
-            name = self._name_of(pieces[:count])
-            if name is not None and self._files.take(name, self._place() / "db"):
+        """Begin with the copy of the most of these pieces, the first ones. Return how many need not be read; 0: there is no copy."""
+        kept = self._files.kept()
+        for count in range(len(pieces) if kept else 0, 0, -1):
+            for known in range(count, 0, -1):
+                name = self._name_of(pieces[:count], known)
+                if name not in kept or not self._files.take(name, self._place() / "db"):
+                    continue
                 try:
                     self._open()
                 except StorageError as error:
                     log.warning("a copy of a database could not be used", extra={"problem": str(error)})
                     shutil.rmtree(self._place() / "db", ignore_errors=True)
                     return 0
-                return count
+                return known
         return 0
 
-    def _name_of(self, pieces: Sequence[Piece]) -> str | None:
-        """What a copy with the rows of these pieces is kept as; None: they are not all written."""
+    def _name_of_copy(self, copy: _Copy) -> str | None:
+        """What this copy is kept as; None: it cannot be used."""
+        both = zip(copy.known.snapshot(), copy.pieces.snapshot() if copy.pieces is not None else (), strict=False)
+        known = len(list(takewhile(lambda pair: pair[0] is pair[1], both)))
+        return self._name_of(copy.pieces.snapshot(), known) if copy.pieces is not None and known else None
+
+    def _name_of(self, pieces: Sequence[Piece], known: int) -> str | None:
+        """What a copy of these pieces is kept as that has the rows of the first ones; None: they are not all written."""
         refs = [piece.ref for piece in pieces]
         if not refs or None in refs:
             return None
-        facts = (VERSION, self._key, self._schema.items(), [ref.digest for ref in refs if ref is not None])
+        facts = (VERSION, self._key, self._schema.items(), [ref.digest for ref in refs if ref is not None], known)
         return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def _is_rewrite_due(self, pieces: Sequence[Piece]) -> bool:
@@ -429,12 +491,10 @@ class RocksTable(Table):
 
             path = str(self._place() / "db")
             options = self._cache.options()
-            try:
+            with self._refusals("open"):
                 names = Rdict.list_cf(path, options) if Path(path, "CURRENT").exists() else []
                 families = {name: options for name in names if name.startswith(_DUE)}
                 self._opened.db = Rdict(path, options, families)
-            except Exception as error:
-                raise StorageError(f"the database of a table cannot be opened in {path}: {error}.") from error
             for name in families:
                 self._use_index(name.removeprefix(_DUE))
         return self._opened.db
@@ -443,6 +503,17 @@ class RocksTable(Table):
         if self._directory is None:
             self._directory = self._files.fresh(self, self._opened.close)
         return self._directory
+
+    def _refusals(self, what: str) -> AbstractContextManager[None]:
+        return refusals(f"{what} the database of a table in", self._directory or Path())
+
+    def _write(self, batch: Any) -> None:
+        with self._refusals("write"):
+            self._opened.db.write(batch, self._cache.unlogged)
+
+    def _some(self, items: Iterator[Entry], count: int) -> list[Entry]:
+        with self._refusals("read"):
+            return list(islice(items, count))
 
     def _batch(self) -> Any:
         from rocksdict import WriteBatch  # noqa: PLC0415 - it comes with an extra
@@ -457,7 +528,9 @@ class RocksTable(Table):
         column = pl.Series(names, dtype=pl.Binary)
         order = column.arg_sort().to_numpy()
         held = np.empty(len(names), dtype=object)
-        held[order] = np.array([*db.get(column.gather(order).to_list()), None], dtype=object)[:-1]
+        with self._refusals("read"):
+            stored = db.get(column.gather(order).to_list())
+        held[order] = np.array([*stored, None], dtype=object)[:-1]
         found: list[bytes | None] = held.tolist()
         return found
 
@@ -486,32 +559,33 @@ class RocksTable(Table):
         """Load rows of a piece. Many are written as a file in the order of their keys, which RocksDB takes in as it is."""
         from rocksdict import IngestExternalFileOptions, SstFileWriter  # noqa: PLC0415 - it comes with an extra
 
-        db = self._open()
+        self._open()
         deleted = rows.get_column(DELETED)
         pairs = dict.fromkeys(self._names.encode(rows.filter(deleted))) if deleted.any() else {}
         rows = rows.filter(~deleted) if pairs else rows
         names: list[bytes] = self._names.encode(rows)
         both = {**pairs, **dict(zip(names, self._rows.encode(rows), strict=True))}
-        target: Any
-        if len(both) > BATCH_ROWS_MAX:
+        batch = self._batch()
+        # Those of the copy that the table began with.
+        self._add_to_indexes(batch, rows, names)
+        in_file = len(both) > BATCH_ROWS_MAX
+        target: Any = SstFileWriter(self._cache.options()) if in_file else batch
+        with self._refusals("write"):
             path = str(self._place() / "load.sst")
-            target = SstFileWriter(self._cache.options())
-            target.open(path)
-        else:
-            target = self._batch()
-        for name in sorted(both):
-            row = both[name]
-            if row is None:
-                del target[name]
-            else:
-                target[name] = row
-        if len(both) > BATCH_ROWS_MAX:
-            target.finish()
-            move = IngestExternalFileOptions()
-            move.set_move_files(True)
-            db.ingest_external_file([path], move)
-        else:
-            db.write(target, self._cache.unlogged)
+            if in_file:
+                target.open(path)
+            for name in sorted(both):
+                row = both[name]
+                if row is None:
+                    del target[name]
+                else:
+                    target[name] = row
+            if in_file:
+                target.finish()
+                move = IngestExternalFileOptions()
+                move.set_move_files(True)
+                self._opened.db.ingest_external_file([path], move)
+        self._write(batch)
 
     def _items(self) -> Iterator[tuple[bytes, bytes]]:
         """The keys and rows as they are now, whatever is written while they are read."""
@@ -519,10 +593,10 @@ class RocksTable(Table):
 
     def _chunks(self, items: Iterator[tuple[bytes, bytes]]) -> Iterator[pl.DataFrame]:
         """Rows, some at a time."""
-        while part := list(islice(items, 1)):
+        while part := self._some(items, 1):
             size = len(part[0][1])
             while len(part) < CHUNK_ROWS and size < CHUNK_BYTES:
-                more = list(islice(items, max(1, min(4096, CHUNK_BYTES // (size // len(part) + 1)))))
+                more = self._some(items, max(1, min(4096, CHUNK_BYTES // (size // len(part) + 1))))
                 if not more:
                     break
                 part += more
@@ -530,7 +604,7 @@ class RocksTable(Table):
             names, rows = zip(*part, strict=True)
             yield self._names.decode(names).hstack(self._rows.decode(rows)).select(self._columns)
 
-    def _runs(self, items: Iterator[tuple[bytes, bytes]]) -> Iterator[pl.DataFrame]:
+    def _runs(self, items: Iterator[tuple[bytes, bytes]]) -> Generator[pl.DataFrame]:
         """Rows as pieces have them, in frames for one run each."""
         some: list[pl.DataFrame] = []
         size = 0
@@ -548,15 +622,20 @@ class RocksTable(Table):
     def _index(self, column: str) -> Any:
         """The index by this column, which is made when it is first asked for."""
         if column not in self._opened.families:
-            self._opened.db.create_column_family(_DUE + column, self._cache.options())
-            self._use_index(column)
-            handle = self._opened.handles[column]
-            for rows in self._chunks(self._items()):
-                batch = self._batch()
-                for entry in _entries(rows.get_column(column), self._names.encode(rows)):
-                    batch.put(entry, b"", handle)
-                self._opened.db.write(batch, self._cache.unlogged)
+            with self._indexes:
+                with self._refusals("write"):
+                    self._opened.db.create_column_family(_DUE + column, self._cache.options())
+                self._use_index(column)
+                for rows in self._chunks(self._items()):
+                    batch = self._batch()
+                    self._add_to_indexes(batch, rows, self._names.encode(rows))
+                    self._write(batch)
         return self._opened.families[column]
+
+    def _add_to_indexes(self, batch: Any, rows: pl.DataFrame, names: Sequence[bytes]) -> None:
+        for column, handle in self._opened.handles.items():
+            for entry in _entries(rows.get_column(column), names):
+                batch.put(entry, b"", handle)
 
     def _use_index(self, column: str) -> None:
         self._opened.families[column] = self._opened.db.get_column_family(_DUE + column)
@@ -567,7 +646,7 @@ class RocksTable(Table):
         entries = iter(entries)
         handle = self._opened.handles[column]
         some = 64
-        while part := list(islice(entries, some)):
+        while part := self._some(entries, some):
             some = min(4 * some, CHUNK_ROWS)
             values = _values_of(part)
             held = self._held([entry[8:] for entry in part])
@@ -582,7 +661,7 @@ class RocksTable(Table):
             batch = self._batch()
             for entry in stale:
                 batch.delete(entry, handle)
-            self._opened.db.write(batch, self._cache.unlogged)
+            self._write(batch)
 
 
 def _row_count(piece: Piece) -> int:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import polars as pl
 
-from fordstone.errors import StorageError
 from fordstone.state.base import Piece
-from fordstone.state.working import WorkingFiles
+from fordstone.state.working import WorkingFiles, refusals
 
 
 class SpilledPiece(Piece):
@@ -28,16 +27,12 @@ class SpilledPiece(Piece):
 
 def write_rows(rows: pl.DataFrame, path: Path) -> None:
     """Write a working file. It is not synced."""
-    try:
+    with refusals("write", path):
         # A clone: writing locks its frame (see `epochs.run_file.encode_run`).
         rows.clone().write_ipc(path, compression="lz4")
-    except OSError as error:
-        raise StorageError(f"working file {path} of a state cannot be written: {error}. Is the disk full?") from error
 
 
 def read_rows(path: Path) -> pl.DataFrame:
     """Read a working file."""
-    try:
+    with refusals("read", path):
         return pl.read_ipc(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise StorageError(f"working file {path} of a state cannot be read: {error}.") from error

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from fordstone.errors import DamagedError, StorageError, StoreLockedError
+from fordstone.errors import DamagedError, StorageError, StoreLockedError, describe_refusal
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +33,6 @@ PIECE_BYTES: Final = 1 << 18
 """Of files that are read or written in pieces."""
 PRIVATE_FILE: Final = 0o600
 PRIVATE_DIRECTORY: Final = 0o700
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-_READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _BAD_SECTOR: Final = frozenset({errno.EIO, errno.EBADMSG, errno.EUCLEAN})
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """From file systems without hard links, such as FAT."""
@@ -432,14 +430,7 @@ class OsDisk(Disk):
         raise FatalStorageError(self._failed) from error
 
     def _refuse(self, error: OSError, what: str, path: str) -> NoReturn:
-        where = self._at(path)
-        if error.errno in _FULL:
-            text = f"the disk is full: could not {what} {where} ({error.strerror}). Nothing was acknowledged.\nMake room; it will be tried again."
-        elif error.errno in _READ_ONLY:
-            text = f"could not {what} {where}: {error.strerror}. Nothing was acknowledged.\nMake the directory writable for this user, or choose another."
-        else:
-            text = f"could not {what} {where}: {error.strerror}. Nothing was acknowledged.\nCheck the disk."
-        raise StorageError(text) from error
+        raise StorageError(describe_refusal(error, what, self._at(path))) from error
 
 
 def make_private(path: Path) -> None:

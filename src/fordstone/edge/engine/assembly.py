@@ -124,7 +124,7 @@ class Job:
         self.rules = OutputRules.of(plan, self.types)
         self.ownership = ownership or Ownership(environment.disk, self.home)
         self.tables = RefreshedTables(environment.disk, self.home)
-        files = WorkingFiles(None if config.state is None else config.directory / self.home / "working")
+        self.working_files = WorkingFiles(None if config.state is None else config.directory / self.home / "working")
         self.setting = OperatorContext(
             plan=plan,
             types=self.types,
@@ -133,7 +133,7 @@ class Job:
             open_table=self.tables.open,
             backends=state_backends(
                 (plan.state_of(step.name) for step in plan.steps if step.shuffles is not None),
-                files,
+                self.working_files,
                 state_bytes_max=config.state_bytes_max or default_state_bytes(),
             ),
             with_ids=steps_with_ids(plan),

@@ -114,6 +114,7 @@ class Engine:
         )
         self.sources = self._job.open_sources()
         with ExitStack() as on_failure:
+            on_failure.callback(job.working_files.clear)
             on_failure.callback(close_sources, self.sources.values())
             self._crossing = Crossing(plan, self._job.graph)
             self._outbox = outbox
@@ -192,6 +193,7 @@ class Engine:
 
     def close(self) -> None:
         with ExitStack() as closing:
+            closing.callback(self._job.working_files.clear)
             closing.callback(close_sources, self.sources.values())
             closing.callback(self.writer.close)
             closing.callback(self._job.tables.close)

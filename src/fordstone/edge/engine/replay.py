@@ -150,6 +150,7 @@ class Replay:
     def _close_tasks(self) -> None:
         for task in self._tasks:
             task.close()
+        self._job.working_files.clear()
 
     def _load_again(self, manifest: Manifest) -> None:
         self._close_tasks()
