@@ -475,11 +475,11 @@ def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path) -> Non
         "from fordstone.connectors import delta\n"
         "from fordstone.connectors.base import SinkStream\n"
         "from fordstone.connectors.registry import open_sink, sink_delivery\n"
-        "from fordstone.errors import ConfigError\n"
+        "from fordstone.errors import NotInstalledError\n"
         "from fordstone.lang.schema import Schema\n"
         "print(sink_delivery(delta('t')))\n"
         "try: open_sink(delta('t'), SinkStream(step='s', schema=Schema.of({'n': 'int'})))\n"
-        "except ConfigError as error: print(error)\n"
+        "except NotInstalledError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == "exactly_once"

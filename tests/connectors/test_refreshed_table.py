@@ -212,7 +212,7 @@ def test_epochs_that_are_computed_again_find_what_was_in_the_table_then(
     with pipeline().start(state=str(tmp_path / "state"), interval="5ms", keep=100):
         for site in ("north", "south", "west", "east"):
             run(f"UPDATE devices SET site = '{site}'")
-            while not (out.exists() and site in rows(out)["site"]):
+            while not ((out / "_stream.json").exists() and site in rows(out)["site"]):
                 seen = rows(out).height if (out / "_stream.json").exists() else 0
                 sent += 1
                 send(sent)

@@ -71,7 +71,7 @@ def _described(name: str, about: About) -> str:
     lines = [f"{name}: {about.summary}", "", f"source  {source}", f"sink    {sink}", "", about.guarantee]
     if about.extra:
         state = "not installed" if _missing(about) else "installed"
-        lines += ["", f"It needs {' and '.join(about.modules)} ({state}): pip install 'fordstone[{about.extra}]'"]
+        lines += ["", f"It needs {about.package} ({state}): pip install 'fordstone[{about.extra}]'"]
     lines += ["", "from fordstone.connectors import " + name] if name != "function" else [""]
     if about.source:
         lines.append(f'rows = p.source("rows", {about.source}, schema={{"device": "string"}})')

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -20,7 +20,7 @@ import msgspec
 import polars as pl
 
 from fordstone.epochs.manifest import PartitionCut
-from fordstone.errors import ConfigError, FencedError, SinkError, StorageError
+from fordstone.errors import ConfigError, FencedError, NotInstalledError, SinkError, StorageError
 from fordstone.lang.choices import check_options, check_word
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
@@ -562,10 +562,25 @@ class About:
     """How it keeps its guarantees, and what they need, in a sentence or two."""
     extra: str = ""
     """The extra of the package that brings what it needs: `pip install 'fordstone[EXTRA]'`."""
+    package: str = ""
+    """The package that this extra is for."""
     modules: tuple[str, ...] = ()
-    """What that installs, by the names that are imported."""
+    """What is imported of it."""
     page: str = ""
     """Its page in the documentation."""
+
+
+@contextmanager
+def needs_package(about: About, *, where: str) -> Iterator[None]:
+    """Surround the import of what comes with an extra. If that is missing, the error says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in about.modules:
+            raise
+        raise NotInstalledError(
+            f"{where} needs the package {about.package}.\nInstall it with: pip install 'fordstone[{about.extra}]'"
+        ) from error
 
 
 class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; the other half refuses by itself

@@ -19,6 +19,7 @@ from fordstone.connectors.base import (
     Sink,
     SinkStream,
     checked_spec,
+    needs_package,
     options_of,
 )
 from fordstone.errors import ConfigError
@@ -59,7 +60,8 @@ class DeltaKind(ConnectorKind):
         sink='delta("out/devices")',
         guarantee="One commit per epoch, under an application transaction with the number of the epoch. Upserts are merged by key.",
         extra="delta",
-        modules=("deltalake",),
+        package="deltalake",
+        modules=("deltalake", "arro3"),
         page="reference/connectors.md#delta",
     )
 
@@ -77,15 +79,8 @@ class DeltaKind(ConnectorKind):
         """Open the table, and create it if it is missing."""
         del context
         settings = options_of(spec, DeltaSettings)
-        try:
+        with needs_package(self.about, where=f"sink {stream.step}: delta({settings.path!r})"):
             from fordstone.connectors.delta_sink import DeltaSink  # noqa: PLC0415 - comes with an extra
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] not in {"deltalake", "arro3"}:
-                raise
-            raise ConfigError(
-                f"sink {stream.step}: delta({settings.path!r}) needs the package deltalake.\n"
-                f"Install it with: pip install 'fordstone[delta]'"
-            ) from error
         return DeltaSink(settings, stream)
 
     def open_parts(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> PartWriter | None:

@@ -120,15 +120,16 @@ def read_table(spec: ConnectorSpec, schema: Schema, *, start: str = "") -> pl.Da
 
     `start`: of the engine; within one the rows of a table of another system are those that were read first. Empty: they are read now.
     """
-    source = open_source(spec, SourceOptions(schema=schema, bounded=True))
-    if isinstance(source, FileSource):
-        stats = [(path, path.stat()) for path in map(source.path_of, source.partitions())]
-        stamps = tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
-        return _kept(msgspec.json.encode(spec), schema, stamps)
     if spec.kind == INLINE:
         return _kept(msgspec.json.encode(spec), schema, ())
-    if not start or live_of(spec) is not None:
-        return _read(source, schema)
+    source = open_source(spec, SourceOptions(schema=schema, bounded=True))
+    with closing(source):
+        if isinstance(source, FileSource):
+            stats = [(path, path.stat()) for path in map(source.path_of, source.partitions())]
+            stamps = tuple((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats)
+            return _kept(msgspec.json.encode(spec), schema, stamps)
+        if not start or live_of(spec) is not None:
+            return _read_all(source, schema)
     with _READING:
         return _kept(msgspec.json.encode(spec), schema, ((start, 0, 0),))
 
@@ -136,13 +137,9 @@ def read_table(spec: ConnectorSpec, schema: Schema, *, start: str = "") -> pl.Da
 @lru_cache(maxsize=TABLES_KEPT)
 def _kept(spec: bytes, schema: Schema, stamps: tuple[Stamp, ...]) -> pl.DataFrame:
     del stamps  # only tell whether the rows are still those that were read
-    return _read(
-        open_source(msgspec.json.decode(spec, type=ConnectorSpec), SourceOptions(schema=schema, bounded=True)), schema
-    )
-
-
-def _read(source: Source, schema: Schema) -> pl.DataFrame:
-    with closing(source):
+    with closing(
+        open_source(msgspec.json.decode(spec, type=ConnectorSpec), SourceOptions(schema=schema, bounded=True))
+    ) as source:
         return _read_all(source, schema)
 
 

@@ -6,8 +6,7 @@ plans with Kafka can be built anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -24,10 +23,11 @@ from fordstone.connectors.base import (
     Source,
     SourceOptions,
     checked_spec,
+    needs_package,
     options_of,
 )
 from fordstone.connectors.messages import MessageFormatName
-from fordstone.errors import ConfigError, NotInstalledError
+from fordstone.errors import ConfigError
 from fordstone.lang.schema import Schema
 
 EARLIEST: Final = "earliest"
@@ -200,6 +200,7 @@ class KafkaKind(ConnectorKind):
         sink='kafka("totals", servers="localhost:9092")',
         guarantee="Offsets are in the checkpoint, and messages of committed transactions are read. One transaction per epoch has its rows and its number.",
         extra="kafka",
+        package="confluent-kafka",
         modules=("confluent_kafka",),
         page="how-to/kafka.md",
     )
@@ -230,14 +231,14 @@ class KafkaKind(ConnectorKind):
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         settings = options_of(spec, KafkaSettings)
-        with _needs_package(settings):
+        with needs_package(self.about, where=settings.called):
             from fordstone.connectors.kafka.source import KafkaSource  # noqa: PLC0415 - comes with an extra
         return KafkaSource(settings, options, context)
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """Open the sink, and take the topic over from earlier writers of this stream."""
         settings = _sink_settings(spec)
-        with _needs_package(settings):
+        with needs_package(self.about, where=settings.called):
             from fordstone.connectors.kafka.sink import KafkaSink  # noqa: PLC0415 - comes with an extra
         return KafkaSink(settings, stream, context)
 
@@ -251,15 +252,3 @@ def _sink_settings(spec: ConnectorSpec) -> KafkaSettings:
             f"{settings.called}: offset={settings.offset!r} is for sources: the broker gives a message its offset."
         )
     return settings
-
-
-@contextmanager
-def _needs_package(settings: KafkaSettings) -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "confluent_kafka":
-            raise
-        raise NotInstalledError(
-            f"{settings.called} needs the package confluent-kafka.\nInstall it with: pip install 'fordstone[kafka]'"
-        ) from error

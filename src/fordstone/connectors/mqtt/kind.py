@@ -7,8 +7,7 @@ can be built anywhere. The source journals each message before it acknowledges i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -26,6 +25,7 @@ from fordstone.connectors.base import (
     Source,
     SourceOptions,
     checked_spec,
+    needs_package,
     options_of,
 )
 from fordstone.connectors.journal import (
@@ -38,7 +38,7 @@ from fordstone.connectors.journal import (
     topics,
 )
 from fordstone.connectors.messages import MessageFormatName
-from fordstone.errors import ConfigError, NotInstalledError
+from fordstone.errors import ConfigError
 from fordstone.lang.duration import positive_us
 from fordstone.storage.message_log import MessageLog, Messages, WhenFull
 
@@ -232,18 +232,6 @@ def _escaped(column: pl.Series, *, keep_slash: bool) -> pl.Series:
     return text
 
 
-@contextmanager
-def _needs_paho(where: str) -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "paho":
-            raise
-        raise NotInstalledError(
-            f"{where} needs the package paho-mqtt.\nInstall it with: pip install 'fordstone[mqtt]'"
-        ) from error
-
-
 class MqttKind(ConnectorKind):
     """The kind `mqtt`."""
 
@@ -254,6 +242,7 @@ class MqttKind(ConnectorKind):
         sink='mqtt("alarms/{device}", broker="localhost:1883")',
         guarantee="A message is synced in the journal of the node before it is acknowledged. The broker may send it again. A source runs on the edge only.",
         extra="mqtt",
+        package="paho-mqtt",
         modules=("paho",),
         page="how-to/mqtt.md",
     )
@@ -281,7 +270,7 @@ class MqttKind(ConnectorKind):
         """Open the journal. The broker is connected to with the first read."""
         settings = options_of(spec, MqttOptions)
         called = f"mqtt({settings.topics!r})"
-        with _needs_paho(f"source {context.step}: {called}"):
+        with needs_package(self.about, where=f"source {context.step}: {called}"):
             from fordstone.connectors.mqtt.feed import MqttFeed  # noqa: PLC0415 - comes with an extra
 
         def feed(messages: MessageLog, where: str) -> MqttFeed:
@@ -295,6 +284,6 @@ class MqttKind(ConnectorKind):
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """The broker is connected to with the first rows."""
         settings = options_of(spec, MqttOptions)
-        with _needs_paho(f"sink {stream.step}: mqtt({settings.topics!r})"):
+        with needs_package(self.about, where=f"sink {stream.step}: mqtt({settings.topics!r})"):
             from fordstone.connectors.mqtt.sink import MqttSink  # noqa: PLC0415 - comes with an extra
         return MqttSink(settings, stream, context)

@@ -13,10 +13,11 @@ from fordstone.connectors.base import (
     SinkStream,
     Source,
     SourceOptions,
+    needs_package,
     options_of,
 )
 from fordstone.connectors.postgres.settings import PostgresSettings
-from fordstone.errors import ConfigError, NotInstalledError
+from fordstone.errors import ConfigError
 
 
 class PostgresKind(ConnectorKind):
@@ -28,7 +29,8 @@ class PostgresKind(ConnectorKind):
         sink='postgres("totals", "postgresql://localhost/shop")',
         guarantee="One transaction per epoch, which has its number and the writer. A table of a lookup is read in one snapshot, and again with refresh=.",
         extra="postgres",
-        modules=("psycopg",),
+        package="psycopg",
+        modules=("psycopg", "psycopg_binary"),
         page="how-to/postgresql.md",
     )
 
@@ -53,19 +55,15 @@ class PostgresKind(ConnectorKind):
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         settings = _settings(spec, sink=False)
-        try:
+        with needs_package(self.about, where=settings.where):
             from fordstone.connectors.postgres.source import PostgresSource  # noqa: PLC0415 - comes with an extra
-        except ModuleNotFoundError as error:
-            raise _not_installed(settings.where, error) from error
         return PostgresSource(settings, options, context.secrets)
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """Open the table, and create it if it is missing."""
         settings = _settings(spec, sink=True)
-        try:
+        with needs_package(self.about, where=f"sink {stream.step}: {settings.where}"):
             from fordstone.connectors.postgres.sink import PostgresSink  # noqa: PLC0415 - comes with an extra
-        except ModuleNotFoundError as error:
-            raise _not_installed(f"sink {stream.step}: {settings.where}", error) from error
         return PostgresSink(settings, stream, context.secrets)
 
 
@@ -77,9 +75,3 @@ def _settings(spec: ConnectorSpec, *, sink: bool) -> PostgresSettings:
     if wrong:
         raise ConfigError(f"{settings.where}: {wrong[0]}= is for sinks. Leave it out where the table is read.")
     return settings
-
-
-def _not_installed(where: str, error: ModuleNotFoundError) -> Exception:
-    if error.name is None or error.name.partition(".")[0] not in {"psycopg", "psycopg_binary"}:
-        return error
-    return NotInstalledError(f"{where} needs the package psycopg.\nInstall it with: pip install 'fordstone[postgres]'")
