@@ -1,1 +1,64 @@
 """One server of each kind per test run, started when the first test asks for it. Fault tests that end servers start their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+from tests.services.base import start_or_skip
+
+if TYPE_CHECKING:
+    from tests.services.hdfs import Hdfs
+    from tests.services.s3 import S3
+
+
+@pytest.fixture(name="hdfs", scope="session")
+def hdfs_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    from tests.services.hdfs import started
+
+    server = start_or_skip(lambda: started(tmp_path_factory.mktemp("hdfs")))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(name="s3", scope="session")
+def s3_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    from tests.services.s3 import started
+
+    server = start_or_skip(lambda: started(tmp_path_factory.mktemp("s3")))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(name="s3_url")
+def s3_url_fixture(s3: S3, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket, with what a client needs in the environment."""
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # those of another environment
+    return f"s3://{s3.bucket()}"
+
+
+@pytest.fixture(name="hdfs_url")
+def hdfs_url_fixture(hdfs: Hdfs) -> str:
+    """A new directory."""
+    return hdfs.directory()
+
+
+@pytest.fixture(name="store_url", params=["s3", "hdfs"])
+def store_url_fixture(request: pytest.FixtureRequest) -> str:
+    """A new place in each of the stores."""
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
+@pytest.fixture(name="url", params=["memory", "s3", "hdfs"])
+def url_fixture(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """As `store_url`, and a place in memory, which is all that --quick has."""
+    if request.param == "memory":
+        return f"memory://{tmp_path.parent.name}-{tmp_path.name}"
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found

@@ -170,7 +170,7 @@ class FsspecBlobs(BlobStore):
                 else:
                     self._remote.put_file(upload.path, path)
                 self._failpoints.hit("hub.blob-written")
-                arrived = self._remote.size(path, fresh=True)
+                arrived = self._remote.size(path)
                 if arrived != upload.size_bytes:
                     raise OSError(errno.EIO, f"{arrived} of {upload.size_bytes} bytes arrived")  # noqa: TRY301 - reported as the store's other errors
             self._failpoints.hit("hub.blob-renamed")
