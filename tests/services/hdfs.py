@@ -99,8 +99,9 @@ class Hdfs:
             "dfs.namenode.name.dir": f"file://{folder}/name",
             "dfs.datanode.data.dir": f"file://{folder}/blocks",
             "dfs.namenode.http-address": f"127.0.0.1:{self._http}",
-            "dfs.datanode.address": "127.0.0.1:0",
-            "dfs.datanode.ipc.address": "127.0.0.1:0",
+            # The same after a restart.
+            "dfs.datanode.address": f"127.0.0.1:{free_port()}",
+            "dfs.datanode.ipc.address": f"127.0.0.1:{free_port()}",
             "dfs.datanode.http.address": "127.0.0.1:0",
             "dfs.namenode.fs-limits.min-block-size": "1024",
             "dfs.namenode.safemode.extension": "0",

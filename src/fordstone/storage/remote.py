@@ -14,6 +14,7 @@ import contextlib
 import errno
 import io
 import logging
+import re
 import secrets
 import threading
 from abc import ABC, abstractmethod
@@ -47,6 +48,15 @@ S3_TRIES: Final = 2
 """Of s3fs itself, around the three attempts: for a response that is cut."""
 UPLOADS_MAX: Final = 1000
 """Maximum number of unfinished uploads that are removed at once."""
+HDFS_OPTIONS: Final[Mapping[str, Any]] = {"dfs.client.failover.max.attempts": "3"}
+"""Attempts to reach a NameNode. By itself the driver makes fifteen, which takes three minutes if nothing listens."""
+REASON_CHARS_MAX: Final = 300
+"""Maximum length of what a backend says, in an error."""
+_CAUSED_BY: Final = "↳"
+_COLOURS: Final = re.compile(r"\x1b\[\d*m")
+_MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>")
+_WRAPPING: Final = re.compile(r'^(?:\w+\("(?:[\w.$]+", ")?)?(?:[a-z]\w*\.)+[\w$]+: |^\w+\("(?:[\w.$]+", ")?')
+"""What a driver puts before the words of a server: names of classes."""
 _STAMPS: Final = (
     *("ETag", "etag", "content_md5", "md5Hash", "mtime", "modification_time"),
     *("LastModified", "last_modified", "created"),
@@ -79,6 +89,7 @@ _ADVICE: Final = (
     ("signature", "Check the credentials: the secret key does not belong to the key id."),
     ("access key", "Check the credentials: the store does not have this key id."),
     ("UserNotFound", "Check the credentials: the store does not have this key id."),
+    ("scheme is not allowed", "Set AWS_ALLOW_HTTP=true if the endpoint has no TLS."),
     ("Permission denied", "Check the owner and the mode of the directory, and HADOOP_USER_NAME."),
     ("Forbidden", "Check the credentials, and what they may do."),
     ("Access Denied", "Check the credentials, and what they may do."),
@@ -412,10 +423,17 @@ class FsspecRemote(Remote):
                 if _name(entry).startswith(TEMP_PREFIX):
                     self._limited(lambda at=str(entry["name"]): self._fs.rm_file(at))  # type: ignore[misc]
 
+    def remove_all_leftovers(self) -> None:
+        """As `remove_leftovers`, of the directory and those in it."""
+        self.remove_leftovers("")
+        if self._appears is not _Appears.AT_ONCE:
+            for folder in self.folders(""):
+                self.remove_leftovers(folder)
+
     def _remove_uploads(self, directory: str) -> None:
         if "s3" not in _protocols(self._fs):
             return
-        bucket, _, prefix = self._at(directory).rstrip("/").partition("/")
+        bucket, _, prefix = self._at(directory).strip("/").partition("/")
         prefix = prefix and f"{prefix}/"
 
         def work() -> None:
@@ -429,15 +447,15 @@ class FsspecRemote(Remote):
             self._limited(work, of=READ_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - some stores, and some credentials, have no such request; work goes on without it
             log.warning(
-                "unfinished uploads not removed", extra={"place": self._at(directory), "problem": _reason(error)}
+                "unfinished uploads not removed", extra={"place": self._at(directory), "problem": reason(error)}
             )
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    def _limited(self, work: Callable[[], T], size_bytes: int = 0, *, of: float = REQUEST_TIMEOUT_S) -> T:
+    def _limited(self, work: Callable[[], T], size_bytes: int = 0, *, of: float | None = None) -> T:
         self._fs.invalidate_cache()
-        return limited(work, of + size_bytes / BYTES_PER_S_MIN)
+        return limited(work, (REQUEST_TIMEOUT_S if of is None else of) + size_bytes / BYTES_PER_S_MIN)
 
     @contextlib.contextmanager
     def _errors(self, what: str, path: str, *, missing: bool = False) -> Iterator[None]:
@@ -447,7 +465,12 @@ class FsspecRemote(Remote):
         except Exception as error:  # each backend has exceptions of its own
             if missing and isinstance(error, FileNotFoundError) and not _no_bucket(error):
                 raise
-            raise StoreAwayError(f"could not {what} {self._at(path)}: {_reason(error)}") from error
+            raise StoreAwayError(f"could not {what} {self._called(path)}: {reason(error)}") from error
+
+    def _called(self, path: str) -> str:
+        with contextlib.suppress(Exception):
+            return str(self._fs.unstrip_protocol(self._at(path)))
+        return self._at(path)
 
 
 class _LimitedFile(io.RawIOBase):
@@ -512,12 +535,19 @@ def _no_bucket(error: BaseException) -> bool:
     return type(error.__cause__).__name__ == "NoSuchBucket"
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """What a backend says, without its stack, and what to do about it."""
     text = str(error) or type(error).__name__
-    first = text.replace("\\n", "\n").partition("\n")[0].strip().rstrip(".")
-    if first.startswith('RPCError("'):
-        first = first.removeprefix('RPCError("').replace('", "', ": ").rstrip('")')
+    lines = [line.strip() for line in _COLOURS.sub("", text).replace("\\n", "\n").splitlines() if line.strip()]
+    first = lines[0] if lines else ""
+    if _CAUSED_BY in text:
+        # From the outermost error to what caused it, which may be the document that a store has answered.
+        message = _MESSAGE.search(text)
+        first = message[1] if message else lines[-1].removeprefix(_CAUSED_BY).strip()
+    unwrapped = _WRAPPING.sub("", first).replace('\\"', '"')
+    first = unwrapped.rstrip('").' if unwrapped != first else ".")
+    if len(first) > REASON_CHARS_MAX:
+        first = f"{first[:REASON_CHARS_MAX]} …"
     advice = next((advice for part, advice in _ADVICE if part in text), None)
     return f"{first}." if advice is None else f"{first}.\n{advice}"
 
@@ -560,13 +590,12 @@ def open_filesystem(url: str, *, kind: str, commits: bool = False) -> tuple[Any,
 
         if scheme == "hdfs":
             _use_hdfs_native()
-        options = _s3_options() if scheme in {"s3", "s3a"} else {}
-        filesystem, root = url_to_fs(url, **options)
-        if options:
+        filesystem, root = url_to_fs(url, **_driver_options(scheme))
+        if scheme in {"s3", "s3a"}:
             filesystem.retries = S3_TRIES
     except OSError as error:
         # Some kinds connect when they are opened.
-        raise StoreAwayError(f"{kind} {url!r} cannot be reached: {_reason(error)}") from error
+        raise StoreAwayError(f"{kind} {url!r} cannot be reached: {reason(error)}") from error
     except (ImportError, ValueError) as error:
         raise ConfigError(
             f"{kind} {url!r} cannot be opened: {error}.\nInstall what this kind of URL needs: "
@@ -575,12 +604,12 @@ def open_filesystem(url: str, *, kind: str, commits: bool = False) -> tuple[Any,
     return filesystem, str(root)
 
 
-def _s3_options() -> dict[str, Any]:
+def _driver_options(scheme: str) -> dict[str, Any]:
     """Ours, as far as fsspec's own configuration has no others."""
     from fsspec.config import conf  # noqa: PLC0415 - as above
 
-    configured = conf.get("s3", {})
-    return {name: value for name, value in S3_OPTIONS.items() if name not in configured}
+    ours = {"s3": S3_OPTIONS, "s3a": S3_OPTIONS, "hdfs": HDFS_OPTIONS}.get(scheme, {})
+    return {name: value for name, value in ours.items() if name not in conf.get(scheme, {})}
 
 
 def _use_hdfs_native() -> None:
@@ -606,7 +635,7 @@ def read_url(url: str, *, bytes_max: int) -> bytes:
     except FileNotFoundError:
         raise
     except Exception as error:  # each backend has exceptions of its own
-        raise StoreAwayError(f"could not read {url}: {_reason(error)}") from error
+        raise StoreAwayError(f"could not read {url}: {reason(error)}") from error
 
 
 def local_path(url: str) -> str | None:
