@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -36,6 +36,8 @@ from tests.java_options import LAUNCHER, OPTIONS
 REPOSITORY = Path(__file__).resolve().parents[2]
 KINDS = {"python", "console", "text", "json", "mermaid", "toml"}
 COMMAND_SECONDS_MAX = 900
+SERVED = {"docs/how-to/s3-and-hdfs.md"}
+"""The pages that need a server, which `test_pages_with_services` starts."""
 FROM_A_CHECKOUT = {"README.md", "CONTRIBUTING.md"}
 """The pages that may call the scripts of the repository."""
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
@@ -119,6 +121,8 @@ class Page:
 
     name: str
     directory: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What its commands find in addition."""
     namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "docs_page"})
     groups: list[int] = field(default_factory=list)
     """The process groups of its commands."""
@@ -165,7 +169,7 @@ class Page:
     def _here(self, command: str) -> tuple[int, str]:
         """Run a command line in this process; return its exit code and what it printed."""
         words = shlex.split(command)
-        with _working_in(self.directory), commands_in(self.directory, **_environment(self.directory)) as run:
+        with _working_in(self.directory), commands_in(self.directory, **self._environment()) as run:
             result = run(*words[1:])
         # A command ends by SystemExit; anything else is a bug of it.
         bug = result.exception if not isinstance(result.exception, SystemExit) else None
@@ -176,7 +180,7 @@ class Page:
         done = subprocess.Popen(
             ["bash", "-c", command],
             cwd=self.directory,
-            env=_environment(self.directory),
+            env=self._environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -190,6 +194,9 @@ class Page:
             raise
         # A shell that became the command dies of its signal; people see what a shell makes of that.
         return done.returncode if done.returncode >= 0 else 128 - done.returncode, printed
+
+    def _environment(self) -> dict[str, str]:
+        return _environment(self.directory) | dict(self.environment)
 
     def _compare(self, block: Block, shown: str | None, printed: str) -> None:
         if shown is not None:

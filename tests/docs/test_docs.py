@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.docs.blocks import KINDS, REPOSITORY, Page, blocks_of, commands_of
+from tests.docs.blocks import KINDS, REPOSITORY, SERVED, Page, blocks_of, commands_of
 
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
@@ -38,7 +38,9 @@ def needs_spark(page: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if not needs_spark(page)], ids=named)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if not needs_spark(page) and named(page) not in SERVED], ids=named
+)
 def test_every_code_block_of_the_page_runs(page: Path, tmp_path: Path):
     with Page(name=named(page), directory=tmp_path) as runner:
         runner.run_all(page.read_text())

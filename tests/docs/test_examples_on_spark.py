@@ -12,7 +12,7 @@ import msgspec
 import polars as pl
 import pytest
 from tests.cli.place import commands
-from tests.docs.blocks import REPOSITORY, Page, blocks_of
+from tests.docs.blocks import REPOSITORY, SERVED, Page, blocks_of
 from tests.docs.test_docs import PAGES, named, needs_spark
 from tests.spark.oracle import same
 
@@ -40,6 +40,7 @@ PIPELINE_PAGES = [
     for page in PAGES
     # Pages with Spark of their own are run by test_pages_on_spark.
     if not needs_spark(page)
+    and named(page) not in SERVED
     and any(block.kind == "python" and _RUNS.search(block.body) for block in blocks_of(page.read_text()))
 ]
 
