@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(SPARK_FOLDER) or "spark" in _fixtures(item):
             item.add_marker("spark")
-        if any(item.path.is_relative_to(place) for place in SLOW_PLACES) or set(SERVICES).intersection(_fixtures(item)):
+        if any(item.path.is_relative_to(place) for place in SLOW_PLACES) or _service(item) is not None:
             item.add_marker("slow")
     left_out = {"spark", "slow", "full"} if config.option.quick else set() if config.option.full else {"full"}
     dropped = [item for item in items if any(item.get_closest_marker(name) for name in left_out)]
@@ -137,6 +137,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _fixtures(item: pytest.Item) -> list[str]:
     return item.fixturenames if isinstance(item, pytest.Function) else []
+
+
+def _service(item: pytest.Item) -> str | None:
+    """Return the server that the test uses, if any: by a fixture, or by a parameter of that name, with which a fixture asks for it."""
+    found = _fixtures(item)
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        found = [*found, *(value for value in item.callspec.params.values() if isinstance(value, str))]
+    return next((name for name in SERVICES if name in found), None)
 
 
 # Which process runs them.
@@ -187,7 +195,7 @@ def _group(item: pytest.Item) -> str | None:
         return None
     if "spark" in _fixtures(item):
         return "spark"
-    service = next((name for name in SERVICES if name in _fixtures(item)), None)
+    service = _service(item)
     if service is not None:
         return service
     definitions = item._fixtureinfo.name2fixturedefs

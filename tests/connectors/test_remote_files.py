@@ -1,4 +1,4 @@
-"""Files at a URL: in memory and in an S3 server of this process, as source and as sink, on both engines."""
+"""Files at a URL: in memory, in S3 and in HDFS, as source and as sink, on both engines."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import gzip
 import io
 import json
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fnmatch import fnmatch
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import polars as pl
 import pytest
-from moto.server import ThreadedMotoServer
 from tests.spark.both_engines import Engine, OnEdge, engine_fixture
 from tests.spark.micro import MicroSpark
 
@@ -35,47 +33,11 @@ from fordstone.storage.remote import FsspecRemote, open_filesystem
 
 __all__ = ["engine_fixture"]
 SCHEMA = {"n": "bigint", "ts": "timestamp"}
-_NUMBERS = count(1)
-
-
-@pytest.fixture(name="s3", scope="module")
-def s3_fixture() -> Iterator[str]:
-    """The address of a server."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
-
-
-@pytest.fixture(name="url", params=["memory", "s3"])
-def url_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "memory":
-        return f"memory://bucket{next(_NUMBERS)}"
-    return bucket(request.getfixturevalue("s3"), monkeypatch)
-
-
-@pytest.fixture(name="s3_url")
-def s3_url_fixture(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    return bucket(s3, monkeypatch)
-
-
-def bucket(address: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A new bucket of the server."""
-    name = f"bucket{next(_NUMBERS)}"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
-    fsspec.filesystem("s3").mkdir(name)
-    return f"s3://{name}"
 
 
 def put(url: str, data: bytes) -> None:
-    with fsspec.open(url, "wb") as file:
-        file.write(data)
+    folder, _, name = url.rpartition("/")
+    FsspecRemote(*open_filesystem(folder, kind="files")).put(name, data)
 
 
 def lines(seconds: Iterable[int]) -> bytes:
@@ -114,8 +76,8 @@ def test_all_formats_and_folders_are_read(engine: Engine, url: str) -> None:
     put(f"{url}/in/x/a.jsonl.gz", gzip.compress(lines(range(10))))
     put(f"{url}/in/y/z/b.jsonl", lines(range(10, 20)))
     frame = pl.read_ndjson(lines(range(20, 30))).with_columns(pl.col("ts").str.to_datetime(time_zone="UTC"))
-    with fsspec.open(f"{url}/in/c.parquet", "wb") as file:
-        frame.write_parquet(file)
+    frame.write_parquet(parquet := io.BytesIO())
+    put(f"{url}/in/c.parquet", parquet.getvalue())
     put(f"{url}/in/d.csv", b"n,ts\n30,2026-01-01T00:00:30Z\n")
     engine.run(copying(url, "**/*"))
     assert sorted(rows(f"{url}/out")["n"].to_list()) == list(range(31))
@@ -340,7 +302,7 @@ def test_file_urls_are_local_paths(tmp_path: Path) -> None:
     assert files(f"file://{tmp_path}/in/*.jsonl") == files(f"{tmp_path}/in/*.jsonl")
 
 
-@pytest.mark.parametrize(("scheme", "package"), [("hdfs", "hdfs-native"), ("gs", "gcsfs"), ("abfs", "adlfs")])
+@pytest.mark.parametrize(("scheme", "package"), [("gs", "gcsfs"), ("abfs", "adlfs")])
 def test_a_scheme_whose_package_is_missing_names_it(scheme: str, package: str) -> None:
     with pytest.raises(ConfigError, match=f"Install what this kind of URL needs: pip install {package}"):
         open_filesystem(f"{scheme}://host/in", kind="files")

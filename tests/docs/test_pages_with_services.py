@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 from tests.docs.blocks import REPOSITORY, SERVED, Page
+from tests.services.hdfs import Hdfs
 from tests.services.kafka import KafkaBroker
 from tests.services.mosquitto import Mosquitto
 from tests.services.postgres import Postgres
+from tests.services.s3 import S3
 
 
 def run_page(name: str, directory: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +34,10 @@ def test_mqtt(mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_kafka(kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with kafka_broker.removed("lines", "counts", "orders"):
         run_page("docs/how-to/kafka.md", tmp_path, {"KAFKA_SERVERS": kafka_broker.servers}, monkeypatch)
+
+
+def test_s3_and_hdfs(
+    s3: S3, s3_url: str, hdfs: Hdfs, hdfs_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = s3.environment() | {"BUCKET": s3_url, "FOLDER": hdfs_url}
+    run_page("docs/how-to/s3-and-hdfs.md", tmp_path, environment, monkeypatch)

@@ -39,6 +39,9 @@ class Flaky(Remote):
             raise StorageError("the network is gone")
         self.inner.put(path, data)
 
+    def create(self, path: str, data: bytes) -> bool:
+        return self.inner.create(path, data)
+
     def get(self, path: str) -> bytes:
         if self._ask("get", path):
             raise StorageError("the network is gone")

@@ -51,6 +51,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     task: Literal["run", "merge"] = "run"
     state: StateKind = "memory"
     """Where steps keep their state."""
+    out: str = "out"
+    """Where the sinks are, or a URL."""
     options: dict[str, Any] = {}
     """Of `Pipeline.run`."""
 
@@ -64,19 +66,19 @@ def build(job: Job) -> Pipeline:
     kept = rows.filter(f"{job.column} % 7 <> 3")
     if job.failing:
         kept = kept.map_batches(_Flaky(job.failing), name="flaky")
-    kept.sink("kept", files("out/kept", format="jsonl"))
+    kept.sink("kept", files(f"{job.out}/kept", format="jsonl"))
     if job.tables:
         attach_tables(kept, job.tables)
     if job.per_key:
         per_key = kept.group_by("k").agg(name="count_by_k", n="count(*)", total="sum(id)", top="max(n)")
-        per_key.sink("per_key", files("out/per_key", format="jsonl"))
+        per_key.sink("per_key", files(f"{job.out}/per_key", format="jsonl"))
     if job.per_n:
-        kept.group_by("n").agg(name="count_by_n", c="count(*)").sink("per_n", files("out/per_n", format="jsonl"))
+        kept.group_by("n").agg(name="count_by_n", c="count(*)").sink("per_n", files(f"{job.out}/per_n", format="jsonl"))
     if job.refusing:
         attach_refusing(kept)
     windows = kept.group_by("k").window(tumbling(job.window)).agg(name="windows_by_k", n="count(*)", total="sum(id)")
-    windows.sink("windows", files("out/windows", format="parquet"))
-    windows.late.sink("late", files("out/late", format="arrow"))
+    windows.sink("windows", files(f"{job.out}/windows", format="parquet"))
+    windows.late.sink("late", files(f"{job.out}/late", format="arrow"))
     return pipeline
 
 

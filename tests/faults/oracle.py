@@ -141,18 +141,18 @@ def all_out(folder: Path, written: Mapping[str, Sequence[Row]]) -> bool:
     return there and rows(folder / "out" / "kept").height >= expect(written).kept.total()
 
 
-def judge(folder: Path, written: Mapping[str, Sequence[Row]]) -> None:
-    """Read what the sinks hold and compare: nothing lost, nothing doubled, nothing wrong."""
+def judge(folder: Path, written: Mapping[str, Sequence[Row]], *, out: str | None = None) -> None:
+    """Read what the sinks hold and compare: nothing lost, nothing doubled, nothing wrong. `out`: the URL of the sinks, if it is one."""
     wanted = expect(written)
-    out = folder / "out"
-    _same("plain rows", Counter(_rows(out / "kept")), wanted.kept)
-    _same("late rows", Counter(_rows(out / "late")), wanted.late)
-    windows = [((k, _second(start)), (n, total)) for k, start, _, n, total in rows(out / "windows").iter_rows()]
+    out = out or str(folder / "out")
+    _same("plain rows", Counter(_rows(f"{out}/kept")), wanted.kept)
+    _same("late rows", Counter(_rows(f"{out}/late")), wanted.late)
+    windows = [((k, _second(start)), (n, total)) for k, start, _, n, total in rows(f"{out}/windows").iter_rows()]
     _same("windows, each once", Counter(windows), Counter(wanted.windows.items()))
-    per_key = {k: (n, total, top) for k, n, total, top in latest(out / "per_key").iter_rows()}
+    per_key = {k: (n, total, top) for k, n, total, top in latest(f"{out}/per_key").iter_rows()}
     _same("running aggregates", per_key, wanted.per_key)
     counts: dict[int, int] = {}
-    for k, n in rows(out / "per_key").select("k", "n").iter_rows():
+    for k, n in rows(f"{out}/per_key").select("k", "n").iter_rows():
         assert n > counts.get(k, 0), f"the running count of key {k} went from {counts[k]} to {n}"
         counts[k] = n
 
@@ -197,7 +197,7 @@ def _letters(directory: Path) -> Iterable[tuple[str, int, str, int]]:
         yield Path(one["partition"]).name, one["position"], one["reason"], json.loads(one["text"])["id"]
 
 
-def _rows(directory: Path) -> Iterable[Row]:
+def _rows(directory: str | Path) -> Iterable[Row]:
     for id_, k, ts, n in rows(directory).iter_rows():
         yield (id_, k, _second(ts), n)
 

@@ -95,6 +95,10 @@ class Process:
         text = self._out.read_text()
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
+    def errors(self) -> str:
+        """What it has written to standard error so far."""
+        return self._err.read_text()
+
     def until(self, met: Callable[[], bool], what: str) -> None:
         """Wait for something to happen while it runs."""
         self.until_dead_or(met, what)

@@ -1,4 +1,4 @@
-"""A bad network: a proxy in front of a hub that cuts, delays and repeats requests as configured, and records what passed through.
+"""A bad network: a proxy in front of a hub or a store that cuts, delays and repeats requests as configured, and records what passed through.
 
 One request per connection. Threads, so that it works beside any client. Every trouble counts how often it has happened: one that
 never did is a failure of the test.
@@ -18,7 +18,7 @@ SECONDS_MAX = 300.0
 HEAD_BYTES_MAX = 1 << 16
 CHUNK = 1 << 16
 
-What = Literal["cut_request", "cut_answer", "lose_answer", "refuse", "delay", "twice", "hold"]
+What = Literal["cut_request", "cut_answer", "lose_answer", "refuse", "delay", "twice", "hold", "answer"]
 
 
 @dataclass(kw_only=True)
@@ -33,6 +33,8 @@ class Trouble:
     share: float = 0.5
     """How much of a body or an answer gets through before it is cut."""
     delay_s: float = 0.05
+    answer: bytes = b""
+    """Of `answer`: what the proxy answers by itself."""
     happened: int = 0
     seen: int = 0
     released: threading.Event = field(default_factory=threading.Event)
@@ -141,6 +143,8 @@ class Proxy:
             _reset(client)
         elif what == "refuse":
             _reset(client)
+        elif trouble.what == "answer":
+            client.sendall(trouble.answer)
         elif what == "cut_answer":
             answer = self._ask(one.raw)
             client.sendall(answer[: max(1, int(len(answer) * trouble.share))])
@@ -196,6 +200,8 @@ def _request(client: socket.socket) -> Sent | None:
     head, _, body = data.partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
     kept = [line for line in lines if not line.lower().startswith((b"connection:", b"expect:"))]
+    if any(line.lower() == b"expect: 100-continue" for line in lines):
+        client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
     length = next((int(line.partition(b":")[2]) for line in kept if line.lower().startswith(b"content-length:")), 0)
     while len(body) < length:
         more = client.recv(CHUNK)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import fsspec
 import pytest
 from tests.services.base import start_or_skip
+from tests.services.hdfs import Hdfs
+from tests.services.hdfs import started as started_hdfs
 from tests.services.kafka import KafkaBroker
 from tests.services.kafka import started as started_kafka
 from tests.services.mosquitto import Mosquitto
 from tests.services.postgres import Postgres
+from tests.services.s3 import S3
+from tests.services.s3 import started as started_s3
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +37,48 @@ def postgres() -> Iterator[Postgres]:
     server = start_or_skip(Postgres)
     yield server
     server.close()
+
+
+@pytest.fixture(name="hdfs", scope="session")
+def hdfs_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    server = start_or_skip(lambda: started_hdfs(tmp_path_factory.mktemp("hdfs")))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(name="s3", scope="session")
+def s3_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    server = start_or_skip(lambda: started_s3(tmp_path_factory.mktemp("s3")))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(name="s3_url")
+def s3_url_fixture(s3: S3, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket, with what a client needs in the environment."""
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()  # those of another environment
+    return f"s3://{s3.bucket()}"
+
+
+@pytest.fixture(name="hdfs_url")
+def hdfs_url_fixture(hdfs: Hdfs) -> str:
+    """A new directory."""
+    return hdfs.directory()
+
+
+@pytest.fixture(name="store_url", params=["s3", "hdfs"])
+def store_url_fixture(request: pytest.FixtureRequest) -> str:
+    """A new place in each of the stores."""
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
+@pytest.fixture(name="url", params=["memory", "s3", "hdfs"])
+def url_fixture(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """As `store_url`, and a place in memory, which is all that --quick has."""
+    if request.param == "memory":
+        return f"memory://{tmp_path.parent.name}-{tmp_path.name}"
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found

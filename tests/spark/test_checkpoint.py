@@ -37,7 +37,15 @@ from fordstone.errors import (
 from fordstone.lang.duration import TIME_MAX_US, TIME_MIN_US
 from fordstone.operators.dead_letter import LETTER_SCHEMA
 from fordstone.spark.config import SparkConfig
-from fordstone.spark.hosted.checkpoint import CUTS_KEPT, DriverMark, EpochRecord, QueryFiles, QueryIdentity, mismatch
+from fordstone.spark.hosted.checkpoint import (
+    CUTS_KEPT,
+    DriverMark,
+    EpochRecord,
+    QueryFiles,
+    QueryIdentity,
+    SealedEpoch,
+    mismatch,
+)
 from fordstone.spark.hosted.plan_batches import Work
 from fordstone.spark.hosted.query import dead_letters_of
 from fordstone.spark.run import _locked
@@ -337,6 +345,20 @@ def test_a_location_on_this_machine_is_locked_however_it_is_written(tmp_path: Pa
         with _locked(location) as mark, pytest.raises(StoreLockedError), _locked(location):
             pass
         assert mark is None
+
+
+@pytest.mark.parametrize("store", ["disk", "memory"])
+def test_of_two_drivers_that_seal_an_epoch_at_the_same_time_one_does(store: str, tmp_path: Path) -> None:
+    """Both have found that none has, and the mark of neither has been replaced yet."""
+    location = QueryFiles(str(tmp_path) if store == "disk" else f"memory://{uuid4()}")
+    one, other = (
+        SealedEpoch(epoch=1, attempt=attempt, parts={}, rows={}, record=record(1)) for attempt in ("one", "other")
+    )
+    location.seal(one, {})
+    with pytest.raises(StoreLockedError, match="another driver, which runs the same query"):
+        location.seal(other, {})
+    assert location.sealed(1) == one
+    location.seal(one, {})  # as after an answer that was lost
 
 
 def test_dead_letters_are_where_the_checkpoint_is() -> None:

@@ -9,10 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import fsspec
 import polars as pl
 import pytest
-from tests.connectors.test_remote_files import lines, put, s3_fixture
+from tests.connectors.test_remote_files import lines, put
 
 from fordstone import Pipeline
 from fordstone.connectors import files, rows
@@ -23,7 +22,6 @@ from fordstone.spark.run import run_plan
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["s3_fixture"]
 SECONDS_MAX = 300
 PROGRAM = """
 import sys
@@ -31,11 +29,12 @@ from fordstone import Pipeline, tumbling
 from fordstone.connectors import files
 from fordstone.spark import run, session
 
+url = sys.argv[1]
 p = Pipeline("rolled")
-source = p.source("src", files("s3://rolled/in/*.jsonl"), schema={"n": "bigint", "ts": "timestamp"}, time="ts")
+source = p.source("src", files(f"{url}/in/*.jsonl"), schema={"n": "bigint", "ts": "timestamp"}, time="ts")
 windows = source.group_by().window(tumbling("10s")).agg(n="count(*)")
-windows.select("window_start", "n").sink("windows", files("s3://rolled/windows", format="jsonl"))
-windows.late.select("n").sink("late", files("s3://rolled/late", format="jsonl"))
+windows.select("window_start", "n").sink("windows", files(f"{url}/windows", format="jsonl"))
+windows.late.select("n").sink("late", files(f"{url}/late", format="jsonl"))
 spark = session(master="local[2]", memory="1g")
 for _ in sys.stdin:
     print(run(p, spark=spark, state="state", available_now=True).progress.rows_in, flush=True)
@@ -43,18 +42,12 @@ spark.stop()
 """
 
 
-def test_rolled_objects_at_a_url_are_read_once_by_workers_and_close_windows(
-    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_rolled_objects_at_a_url_are_read_once_by_workers_and_close_windows(store_url: str, tmp_path: Path):
     """Each line to the program is a run that reads what is there."""
-    for name, value in {"ENDPOINT_URL": s3, "ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
-    fsspec.filesystem("s3").mkdir("rolled")
     with (
         (tmp_path / "errors").open("w") as errors,
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", PROGRAM, store_url],
             cwd=tmp_path,
             env=dict(os.environ),
             stdin=subprocess.PIPE,
@@ -69,7 +62,7 @@ def test_rolled_objects_at_a_url_are_read_once_by_workers_and_close_windows(
         try:
             for hours in ((0, 1), (2,), ()):
                 for hour in hours:
-                    put(f"s3://rolled/in/h{hour}.jsonl", lines(range(60 * hour, 60 * hour + 60)))
+                    put(f"{store_url}/in/h{hour}.jsonl", lines(range(60 * hour, 60 * hour + 60)))
                 process.stdin.write("\n")
                 process.stdin.flush()
                 read.append(process.stdout.readline().strip())
@@ -78,8 +71,8 @@ def test_rolled_objects_at_a_url_are_read_once_by_workers_and_close_windows(
         finally:
             process.kill()
     assert read == ["120", "60", "0"], (tmp_path / "errors").read_text()
-    assert rows("s3://rolled/windows").sort("window_start")["n"].to_list() == [10] * 17
-    assert rows("s3://rolled/late").height == 0
+    assert rows(f"{store_url}/windows").sort("window_start")["n"].to_list() == [10] * 17
+    assert rows(f"{store_url}/late").height == 0
 
 
 @pytest.mark.parametrize("bounded", [False, True], ids=["stream", "batch"])

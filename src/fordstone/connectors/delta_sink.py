@@ -42,6 +42,7 @@ from fordstone.errors import SinkError, StorageError
 from fordstone.lang.schema import Schema
 from fordstone.protocol.claim import SinkWriter
 from fordstone.storage.disk import Disk, OsDisk
+from fordstone.storage.remote import StoreAwayError, reason
 
 log = logging.getLogger(__name__)
 
@@ -647,10 +648,12 @@ class DeltaSink(PartedSink):
 
     @contextmanager
     def _errors_as(self, what: str) -> Iterator[None]:
-        """Raise errors of the package as errors of this sink."""
+        """Raise errors of the package as errors of this sink, which may pass where the table is in a store at a URL."""
         try:
             yield
         except (DeltaError, OSError, ValueError, pl.exceptions.PolarsError) as error:
+            if self._disk is None and isinstance(error, OSError):
+                raise StoreAwayError(f"{self._where}: could not {what} the table: {reason(error)}") from error
             first = str(error).strip().partition("\n")[0]
             raise SinkError(f"{self._where}: could not {what} the table: {first}") from error
 

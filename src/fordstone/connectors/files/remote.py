@@ -62,9 +62,9 @@ from fordstone.storage.remote import FsspecRemote, RemoteFile, open_filesystem
 log = logging.getLogger(__name__)
 
 
-def open_url(url: str) -> FsspecRemote:
-    """Open what is below a URL."""
-    return FsspecRemote(*open_filesystem(url, kind="files"))
+def open_url(url: str, *, commits: bool = False) -> FsspecRemote:
+    """Open what is below a URL; `commits`: to write files that must appear whole."""
+    return FsspecRemote(*open_filesystem(url, kind="files", commits=commits))
 
 
 class RemoteFileSource(FileSource):
@@ -317,12 +317,14 @@ class RemoteFileSink(PartedSink):
         self._where = settings.path
         self._rows = SinkRows(settings, stream)
         self._stream = stream
-        self._remote = open_url(settings.path)
+        self._remote = open_url(settings.path, commits=True)
         self._rows_number: int | None = None
         self._rows_files = 0
         self._mark()
         if stream.owner:
             self._claim()
+            for folder in ("", STAGED_NAME):
+                self._remote.remove_leftovers(folder)
         self._sweep(keep=stream.sealed)
         self._check_later(discard=stream.discard_later)
 
@@ -333,8 +335,10 @@ class RemoteFileSink(PartedSink):
         would = [(name, self._rows.encoded(self._rows.columns(frame, epoch)))] if frame.height else []
         if there := self._there(epoch):
             self._compare(epoch, there, would)
-        elif would:
-            self._remote.put(*would[0])
+        elif would and not self._remote.create(*would[0]):
+            # By a writer that has taken over meanwhile, or by the former one, from which this one has taken over.
+            self._check_claim()
+            self._compare(epoch, [name], would)
 
     def takes_parts(self) -> bool:
         return self._remote.is_shared

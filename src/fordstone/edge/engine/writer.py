@@ -10,7 +10,9 @@ reading, never acknowledges, and is tried again; a failed sync ends the process.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -26,13 +28,16 @@ from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import StorageError
 from fordstone.plan.ids import Epoch
 from fordstone.protocol.health import WaitsFor
-from fordstone.protocol.retry import DISK_RETRY_US
+from fordstone.protocol.retry import DISK_RETRY_US, Backoff
 from fordstone.runtime.clock import Clock
 from fordstone.storage.disk import FatalStorageError
+from fordstone.storage.remote import StoreAwayError
 
 log = logging.getLogger(__name__)
 
 FINAL_POLL_US: Final = 10_000
+STORE_RETRY: Final = Backoff(first_us=500_000, max_us=30_000_000)
+"""The wait before a sink in a store at a URL is tried again: others may wait for the same store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +178,7 @@ class Writer:
 
     def _until_written(self, work: Callable[[], object]) -> Iterator[None]:
         """Do it; when the disk refuses, stop reading and try again until it succeeds."""
-        while True:
+        for failures in itertools.count(1):
             try:
                 work()
             except FatalStorageError:
@@ -181,7 +186,10 @@ class Writer:
             except StorageError as error:
                 self.stall, self.stalled_by = str(error), _what_refused(error)
                 self._stalled()
-                self._retry_at_us = self._clock.monotonic_us() + DISK_RETRY_US
+                wait_us = DISK_RETRY_US
+                if isinstance(error, StoreAwayError):
+                    wait_us = STORE_RETRY.wait_us(failures, chance=random.random())  # noqa: S311 - jitter
+                self._retry_at_us = self._clock.monotonic_us() + wait_us
                 yield
             else:
                 self.stall = self.stalled_by = None
@@ -193,7 +201,7 @@ def _what_refused(error: StorageError) -> WaitsFor:
     match error:
         case OutboxFullError():
             return "hub"
-        case SinkDelayedError():
+        case SinkDelayedError() | StoreAwayError():
             return "sink"
         case _:
             return "disk"

@@ -170,7 +170,7 @@ class FsspecBlobs(BlobStore):
                 else:
                     self._remote.put_file(upload.path, path)
                 self._failpoints.hit("hub.blob-written")
-                arrived = self._remote.size(path, fresh=True)
+                arrived = self._remote.size(path)
                 if arrived != upload.size_bytes:
                     raise OSError(errno.EIO, f"{arrived} of {upload.size_bytes} bytes arrived")  # noqa: TRY301 - reported as the store's other errors
             self._failpoints.hit("hub.blob-renamed")
@@ -352,7 +352,8 @@ def claim(url: str, data: Path) -> None:
         store = open_remote(url if local is None else unquote(local))
         theirs = _read_id(store)
         if theirs is None:
-            store.put(ID_NAME, ours.encode())
+            # Another hub may begin in the same store at this moment: one of them finds the id of the other.
+            store.create(ID_NAME, ours.encode())
             theirs = _read_id(store)
     except StorageError as error:
         raise StorageError(f"blob store {url!r} cannot be reached: {error}") from error
@@ -362,6 +363,8 @@ def claim(url: str, data: Path) -> None:
             f"Give this hub another store with --blobs, or start the other hub's --data. If that directory is lost for good, remove "
             f"{ID_NAME} from the store."
         )
+    if isinstance(store, FsspecRemote):
+        store.remove_all_leftovers()  # of an earlier process of this hub
 
 
 def _own_id(path: Path) -> str:

@@ -42,6 +42,7 @@ IDENTITY_VERSION: Final = 2
 CUTS_KEPT: Final = 200
 """More than the batches whose state Spark keeps (`spark.sql.streaming.minBatchesToRetain`, 100): it cannot go back further than that."""
 IDENTITY_PATH: Final = "fordstone/query.json"
+_OURS: Final = "fordstone"
 _CUTS: Final = "fordstone/cuts"
 _SEALED: Final = "fordstone/sealed"
 _STARTS: Final = "fordstone/starts"
@@ -169,7 +170,11 @@ class QueryFiles:
         files = open_remote(self.root)
         for sink, frame in frames.items():
             files.put(_rows(sealed, sink), encode(frame))
-        files.put(_numbered(_SEALED, sealed.epoch), msgspec.json.encode(sealed))
+        if not files.create(_numbered(_SEALED, sealed.epoch), msgspec.json.encode(sealed)):
+            raise StoreLockedError(
+                f"{self._place(_numbered(_SEALED, sealed.epoch))} was written meanwhile by another driver, which runs the same query. "
+                "This one has stopped, and has released nothing of that epoch. Run each query once."
+            )
         old = self.sealed(sealed.epoch - 2)
         if old is not None:
             # The record first: without it the rows are not looked for.
@@ -248,8 +253,11 @@ class QueryFiles:
         )
 
     def take_over(self, driver: DriverMark) -> None:
-        """Record that this driver runs the query from now on."""
-        open_remote(self.root).put(_DRIVER, msgspec.json.encode(driver))
+        """Record that this driver runs the query from now on, and remove the temporary files of earlier ones."""
+        files = open_remote(self.root)
+        files.put(_DRIVER, msgspec.json.encode(driver))
+        for directory in (_OURS, _CUTS, _SEALED):
+            files.remove_leftovers(directory)
 
     def check_driver(self, driver: DriverMark) -> None:
         """Raise `StoreLockedError` if another driver has taken the query over."""
