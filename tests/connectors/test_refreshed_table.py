@@ -63,6 +63,18 @@ def refreshed(found: KeptTable, reads: Reads, now_us: int, new: int) -> None:
     until(lambda: not found._reading, "end of the read", seconds_max=20)
 
 
+def test_a_table_is_due_again_when_its_interval_has_passed_also_without_rows(tmp_path: Path) -> None:
+    reads = Reads()
+    assert kept(tmp_path / "replay", reads, live_us=None).due_us() is None
+    found = kept(tmp_path / "live", reads)
+    refreshed(found, reads, 100, new=1)
+    assert found.due_us() == 110
+    refreshed(found, reads, 125, new=2)
+    assert found.due_us() == 135
+    found.close()
+    assert found.due_us() is None
+
+
 def test_what_was_found_at_a_time_is_found_again_also_after_a_restart(tmp_path: Path) -> None:
     reads = Reads()
     found = kept(tmp_path, reads)

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TIMES = 5
 CASES = [
-    ("rocksdb", "table", 80),
+    ("rocksdb", "table", 120),
     pytest.param("file", "timeline", 48, marks=pytest.mark.full),
     pytest.param("file", "search", 48, marks=pytest.mark.full),
 ]

@@ -160,6 +160,10 @@ class KeptTable:
             self._reading, self._due_us = True, now_us + self._every_us
         threading.Thread(target=self._read_again, name=f"fordstone-lookup-{self._step}", daemon=True).start()
 
+    def due_us(self) -> int | None:
+        with self._mutex:
+            return self._due_us if self._live and not self._closed else None
+
     def ack(self, now_us: int) -> None:
         with self._mutex:
             needed = [one for one in self._contents if one.from_us <= now_us][-1:]

@@ -178,6 +178,9 @@ class RefreshedTable(Protocol):
     def refresh(self, now_us: int) -> None:
         """Begin to read it, if it is time, on another thread. Called at barriers."""
 
+    def due_us(self) -> int | None:
+        """Return when it is time again; None: it is not read again."""
+
 
 OpenTable = Callable[[p.Lookup, Callable[[pl.DataFrame], pl.DataFrame]], RefreshedTable]
 """Gives the refreshed table of a step. The function checks what was read, and puts it in order."""
