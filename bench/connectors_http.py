@@ -17,7 +17,7 @@ import time
 from fordstone.connectors import http_in
 from fordstone.connectors.base import Home, OpenContext, SourceOptions
 from fordstone.connectors.http.feed import HttpFeed
-from fordstone.connectors.journal import PARTITION, JournalSource
+from fordstone.connectors.journal.source import PARTITION, JournalSource
 from fordstone.connectors.registry import open_source
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import Position

@@ -26,7 +26,7 @@ from tests.services.mosquitto import Mosquitto
 
 from fordstone.connectors import mqtt
 from fordstone.connectors.base import Home, OpenContext, Reader, SourceOptions
-from fordstone.connectors.journal import PARTITION, JournalSource
+from fordstone.connectors.journal.source import PARTITION, JournalSource
 from fordstone.connectors.registry import open_source
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import Position

@@ -21,7 +21,7 @@ import fordstone
 from fordstone.api.pipeline import Pipeline
 from fordstone.api.stream import Grouped, Stream
 from fordstone.connectors import latest, rows
-from fordstone.connectors.delta import DeltaSettings
+from fordstone.connectors.delta.kind import DeltaSettings
 from fordstone.connectors.files.settings import FileSettings
 from fordstone.connectors.generator import GeneratorOptions
 from fordstone.edge.config import RunConfig

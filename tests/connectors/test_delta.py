@@ -22,7 +22,7 @@ from polars.testing import assert_frame_equal
 from fordstone import Pipeline
 from fordstone.connectors import delta, generator
 from fordstone.connectors.base import Sink, SinkStream
-from fordstone.connectors.delta_sink import COMMIT_TRIES_MAX, DeltaSink
+from fordstone.connectors.delta.sink import COMMIT_TRIES_MAX, DeltaSink
 from fordstone.connectors.registry import open_sink, sink_delivery
 from fordstone.errors import ConfigError, FencedError, SinkError
 from fordstone.lang.schema import Schema

@@ -13,7 +13,7 @@ from tests.connectors.test_delta import KINDS, SCHEMA, STREAM, UPSERTS, frame, n
 
 from fordstone.connectors import delta
 from fordstone.connectors.base import PartedSink, PartWriter, SinkStream
-from fordstone.connectors.delta_sink import DeltaSink
+from fordstone.connectors.delta.sink import DeltaSink
 from fordstone.connectors.registry import open_parts
 from fordstone.errors import FencedError, SinkError
 from fordstone.lang.schema import Schema

@@ -28,7 +28,7 @@ from fordstone.connectors.base import (
 )
 from fordstone.connectors.http import feed as http_feed
 from fordstone.connectors.http.feed import HttpFeed
-from fordstone.connectors.journal import PARTITION, JournalSource
+from fordstone.connectors.journal.source import PARTITION, JournalSource
 from fordstone.connectors.registry import open_sink, open_source
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import ConfigError, SinkError

@@ -11,7 +11,7 @@ from polars.testing import assert_frame_equal
 
 from fordstone.connectors.base import ConnectorSpec, Home, Idleness, OpenContext, Source
 from fordstone.connectors.files.rows import encoded
-from fordstone.connectors.journal import (
+from fordstone.connectors.journal.source import (
     PARTITION,
     Feed,
     IfJournalLost,

@@ -19,7 +19,7 @@ from tests.waiting import until
 
 from fordstone.connectors import mqtt
 from fordstone.connectors.base import ConnectorSpec, Delivery, Home, OpenContext, Source, SourceOptions
-from fordstone.connectors.journal import PARTITION
+from fordstone.connectors.journal.source import PARTITION
 from fordstone.connectors.mqtt.kind import TopicPattern, broker_address
 from fordstone.connectors.registry import open_source, sink_delivery, source_delivery
 from fordstone.errors import ConfigError, FordstoneError, SinkError, SourceError

@@ -15,7 +15,7 @@ from tests.waiting import until
 
 from fordstone.connectors import socket_lines
 from fordstone.connectors.base import Delivery, Home, OpenContext, SinkDelayedError, SinkStream, SourceOptions
-from fordstone.connectors.journal import PARTITION, JournalSource
+from fordstone.connectors.journal.source import PARTITION, JournalSource
 from fordstone.connectors.registry import open_sink, open_source, sink_delivery, source_delivery
 from fordstone.connectors.socket_lines import LINE_BYTES_MAX, SocketFeed
 from fordstone.errors import ConfigError

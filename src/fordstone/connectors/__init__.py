@@ -7,7 +7,7 @@ your own.
 from __future__ import annotations
 
 from fordstone.connectors.base import ConnectorSpec
-from fordstone.connectors.delta import delta
+from fordstone.connectors.delta.kind import delta
 from fordstone.connectors.files.rows import latest, rows
 from fordstone.connectors.files.settings import files
 from fordstone.connectors.generator import generator

@@ -34,7 +34,7 @@ _CENTER: Final = OpenContext()
 _OURS: Final = {
     "center": ("fordstone.connectors.hub", "CenterKind"),
     "control": ("fordstone.connectors.control", "ControlKind"),
-    "delta": ("fordstone.connectors.delta", "DeltaKind"),
+    "delta": ("fordstone.connectors.delta.kind", "DeltaKind"),
     "files": ("fordstone.connectors.files.kind", "FilesKind"),
     "function": ("fordstone.connectors.function", "FunctionKind"),
     "generator": ("fordstone.connectors.generator", "GeneratorKind"),

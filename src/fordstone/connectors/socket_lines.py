@@ -18,8 +18,6 @@ import polars as pl
 
 from fordstone.connectors.base import (
     About,
-    Capability,
-    ConnectorKind,
     ConnectorSpec,
     Delivery,
     OpenContext,
@@ -31,14 +29,14 @@ from fordstone.connectors.base import (
     checked_spec,
     options_of,
 )
-from fordstone.connectors.journal import (
-    ENDLESS,
+from fordstone.connectors.journal.loop_feed import LoopFeed
+from fordstone.connectors.journal.source import (
     JOURNAL_BYTES,
     IfJournalLost,
+    JournalKind,
     JournalOptions,
     open_journal_source,
 )
-from fordstone.connectors.loop_feed import LoopFeed
 from fordstone.connectors.messages import MessageFormatName, message_format
 from fordstone.errors import ConfigError, StorageError
 from fordstone.hub.listen import bound, parse_listen
@@ -95,10 +93,9 @@ def socket_lines(
     return checked_spec("socket_lines", dict(locals()), SocketOptions)
 
 
-class SocketLinesKind(ConnectorKind):
+class SocketLinesKind(JournalKind):
     """The kind `socket_lines`."""
 
-    capabilities = frozenset({Capability.NEEDS_HOME})
     about = About(
         summary="lines over TCP",
         source='socket_lines(listen="127.0.0.1:7000")',
@@ -115,10 +112,6 @@ class SocketLinesKind(ConnectorKind):
         if options_of(spec, SocketOptions).connect is None:
             raise ConfigError("socket_lines(): a sink connects. Write connect='HOST:PORT'.")
         return Delivery.AT_MOST_ONCE
-
-    def why_never_all_there(self, spec: ConnectorSpec) -> str | None:
-        del spec
-        return f"socket_lines: {ENDLESS}"
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the journal. Connections begin with the first read."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from fordstone.connectors.http.kind import HEALTH_PATH, HttpInOptions, secret
-from fordstone.connectors.loop_feed import LoopFeed
+from fordstone.connectors.journal.loop_feed import LoopFeed
 from fordstone.errors import DamagedError, StorageError
 from fordstone.hub.listen import bound
 from fordstone.storage.disk import Disk, FatalStorageError

@@ -15,7 +15,6 @@ import msgspec
 
 from fordstone.connectors.base import (
     About,
-    Capability,
     ConnectorKind,
     ConnectorSpec,
     Delivery,
@@ -27,10 +26,10 @@ from fordstone.connectors.base import (
     checked_spec,
     options_of,
 )
-from fordstone.connectors.journal import (
-    ENDLESS,
+from fordstone.connectors.journal.source import (
     JOURNAL_BYTES,
     IfJournalLost,
+    JournalKind,
     JournalOptions,
     open_journal_source,
 )
@@ -142,10 +141,9 @@ def secret(name: str | None, context: OpenContext, where: str) -> str | None:
     return context.secrets[name]
 
 
-class HttpInKind(ConnectorKind):
+class HttpInKind(JournalKind):
     """The kind `http_in`."""
 
-    capabilities = frozenset({Capability.NEEDS_HOME})
     about = About(
         summary="rows that clients POST to this node",
         source="http_in(port=8080)",
@@ -158,10 +156,6 @@ class HttpInKind(ConnectorKind):
         """A client that does not see the answer sends again; only with an `Idempotency-Key` that is noticed."""
         options_of(spec, HttpInOptions)
         return Delivery.AT_LEAST_ONCE
-
-    def why_never_all_there(self, spec: ConnectorSpec) -> str | None:
-        del spec
-        return f"http_in: {ENDLESS}"
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the journal. The server listens from the first read on."""

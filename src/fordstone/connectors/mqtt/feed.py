@@ -17,7 +17,7 @@ from paho.mqtt.client import Client, MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from fordstone.connectors.journal import Feed
+from fordstone.connectors.journal.source import Feed
 from fordstone.connectors.messages import MESSAGE_BYTES_MAX
 from fordstone.connectors.mqtt.client import (
     CONNECT_SECONDS,

@@ -15,8 +15,6 @@ import polars as pl
 
 from fordstone.connectors.base import (
     About,
-    Capability,
-    ConnectorKind,
     ConnectorSpec,
     Delivery,
     OpenContext,
@@ -28,11 +26,11 @@ from fordstone.connectors.base import (
     needs_package,
     options_of,
 )
-from fordstone.connectors.journal import (
-    ENDLESS,
+from fordstone.connectors.journal.source import (
     JOURNAL_BYTES,
     Beside,
     IfJournalLost,
+    JournalKind,
     JournalOptions,
     open_journal_source,
     topics,
@@ -232,10 +230,9 @@ def _escaped(column: pl.Series, *, keep_slash: bool) -> pl.Series:
     return text
 
 
-class MqttKind(ConnectorKind):
+class MqttKind(JournalKind):
     """The kind `mqtt`."""
 
-    capabilities = frozenset({Capability.NEEDS_HOME})
     about = About(
         summary="topics of an MQTT broker, 3.1.1 and 5",
         source='mqtt("plant/temp", broker="localhost:1883")',
@@ -261,10 +258,6 @@ class MqttKind(ConnectorKind):
                     f"mqtt({options.topics!r}): a sink publishes to one topic per row; {text!r} is for sources."
                 )
         return Delivery.AT_LEAST_ONCE if options.qos else Delivery.AT_MOST_ONCE
-
-    def why_never_all_there(self, spec: ConnectorSpec) -> str | None:
-        del spec
-        return f"mqtt: {ENDLESS}"
 
     def open_source(self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext) -> Source:
         """Open the journal. The broker is connected to with the first read."""

@@ -2,7 +2,7 @@
 
 Each epoch is one commit, which holds the rows and, as Delta's application transaction, the number of the epoch: an epoch
 that the table has is never written again. Digests of the rows in the commit show whether an epoch that comes again is the same; where
-only floats differ, the rows are read and compared. Appended rows may come as files that tasks wrote (`delta_parts`). Two writers under
+only floats differ, the rows are read and compared. Appended rows may come as files that tasks wrote (`parts`). Two writers under
 one name cannot both commit: Delta rejects the later.
 
 A writer that opens the table takes it over with a commit without rows (rule 18), which counts up a second transaction, `<app> claim`, and
@@ -33,8 +33,8 @@ from deltalake.transaction import AddAction
 
 from fordstone.connectors.base import Part, PartedSink, SinkStream, judge_claim, later_output, owned_by_newer
 from fordstone.connectors.compare import same_rows
-from fordstone.connectors.delta import DeltaSettings
-from fordstone.connectors.delta_parts import PartNote, app_of, local_root, staging_root
+from fordstone.connectors.delta.kind import DeltaSettings
+from fordstone.connectors.delta.parts import PartNote, app_of, local_root, staging_root
 from fordstone.connectors.files.rows import DELETE, OP
 from fordstone.connectors.files.sink import Staging
 from fordstone.connectors.released_rows import ID, add_digests, appended_rows, digest_of, last_changes

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from fordstone.connectors.journal import Feed
+from fordstone.connectors.journal.source import Feed
 
 log = logging.getLogger(__name__)
 

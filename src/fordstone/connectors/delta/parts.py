@@ -1,7 +1,7 @@
 """Parts of epochs for a Delta table: Parquet files that tasks write, and the sink commits.
 
 A part is below `_fordstone/<digest of the app>/` in the table's directory, where neither readers nor vacuum look, until the sink moves it
-to the other data files and names it in a commit (`delta_sink`). Needs Polars only, so tasks need no `deltalake`.
+to the other data files and names it in a commit (`sink`). Needs Polars only, so tasks need no `deltalake`.
 
 Invariants: each file has a name of its own, so no try overwrites the part of another; digests of parts add up to the digest of the
 epoch; minima and maxima are given only where they are exact or wider than the values.
@@ -19,7 +19,7 @@ import msgspec
 import polars as pl
 
 from fordstone.connectors.base import Part, PartWriter, SinkStream
-from fordstone.connectors.delta import DeltaSettings
+from fordstone.connectors.delta.kind import DeltaSettings
 from fordstone.connectors.files.rows import encoded
 from fordstone.connectors.files.sink import Staging, part_name
 from fordstone.connectors.released_rows import ID, appended_rows, digest_of

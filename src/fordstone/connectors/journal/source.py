@@ -20,7 +20,9 @@ import numpy as np
 import polars as pl
 
 from fordstone.connectors.base import (
+    Capability,
     Chunk,
+    ConnectorKind,
     Home,
     Idleness,
     OpenContext,
@@ -45,7 +47,6 @@ PARTITION: Final = PartitionId("journal")
 JOURNAL_BYTES: Final = 1 << 30
 JOURNAL_BYTES_MIN: Final = 64 << 20
 """Room for the largest message, and for a segment to be trimmed."""
-ENDLESS: Final = "messages come for as long as somebody sends them, so there is no end to read up to."
 IfJournalLost = Literal["stop", "continue"]
 """What a run does whose checkpoint was made with a journal that is not here."""
 
@@ -153,6 +154,15 @@ def received(messages: Messages) -> pl.Series:
 def topics(messages: Messages) -> pl.Series:
     """The topic of each message."""
     return pl.Series(messages.topics, dtype=pl.String)
+
+
+class JournalKind(ConnectorKind):
+    """What the kinds of such sources have in common."""
+
+    capabilities = frozenset({Capability.NEEDS_HOME})
+
+    def why_never_all_there(self, spec: ConnectorSpec) -> str | None:
+        return f"{spec.kind}: messages come for as long as somebody sends them, so there is no end to read up to."
 
 
 def open_journal(spec: ConnectorSpec, options: JournalOptions, context: OpenContext) -> MessageLog:
@@ -303,7 +313,9 @@ def open_journal_source(
     """Open the journal of a step and the source over it. `make_feed` gets the journal, and how errors begin: with the step and `called`."""
     where = f"source {context.step}: {called}"
     if options.bounded:
-        raise ConfigError(f"{where}: {ENDLESS} Run it without --bounded.")
+        raise ConfigError(
+            f"{where}: messages come for as long as somebody sends them, so there is no end. Run it without --bounded."
+        )
     made = dict(beside or {})
     if settings.received is not None:
         made[settings.received] = ("timestamp", received)

@@ -1,7 +1,7 @@
 """Delta tables: the kind `delta`, a sink only.
 
 The work is done by the package `deltalake`, without a JVM and without pyarrow. It comes with an extra, and is
-imported where the sink is opened (`delta_sink`), so that plans with Delta sinks can be built anywhere.
+imported where the sink is opened (`sink`), so that plans with Delta sinks can be built anywhere.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class DeltaKind(ConnectorKind):
         del context
         settings = options_of(spec, DeltaSettings)
         with needs_package(self.about, where=f"sink {stream.step}: delta({settings.path!r})"):
-            from fordstone.connectors.delta_sink import DeltaSink  # noqa: PLC0415 - comes with an extra
+            from fordstone.connectors.delta.sink import DeltaSink  # noqa: PLC0415 - comes with an extra
         return DeltaSink(settings, stream)
 
     def open_parts(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> PartWriter | None:
         """Open a writer of parts. Upserts are merged by the sink, and so is everything in a store at a URL."""
         del context
-        from fordstone.connectors.delta_parts import open_delta_parts  # noqa: PLC0415 - comes with the sink
+        from fordstone.connectors.delta.parts import open_delta_parts  # noqa: PLC0415 - comes with the sink
 
         return open_delta_parts(options_of(spec, DeltaSettings), stream)
