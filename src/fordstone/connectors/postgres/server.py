@@ -174,11 +174,10 @@ class Server:
         self._connection: psycopg.Connection[Row] | None = None
 
     @contextmanager
-    def transaction(self, *, snapshot: bool = False) -> Iterator[Cursor]:
-        """Begin a transaction, and commit it at the end. `snapshot`: all its reads see the same, and it writes nothing."""
+    def transaction(self, *, reads: bool = False) -> Iterator[Cursor]:
+        """Begin a transaction, and commit it at the end; each statement sees what was committed before it. `reads`: it writes nothing."""
         connection = self._connected()
-        level = psycopg.IsolationLevel.REPEATABLE_READ if snapshot else psycopg.IsolationLevel.READ_COMMITTED
-        connection.isolation_level, connection.read_only = level, snapshot or None
+        connection.isolation_level, connection.read_only = psycopg.IsolationLevel.READ_COMMITTED, reads or None
         try:
             with connection.transaction(), connection.cursor() as cursor:
                 cursor.execute(_BEGIN, (str(LOCK_TIMEOUT_MS), str(IDLE_TIMEOUT_MS)))
