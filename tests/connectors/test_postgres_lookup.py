@@ -168,7 +168,7 @@ def test_two_rows_of_a_key_are_an_error_that_names_it(place: tuple[Postgres, str
         pipeline.run(bounded=True)
 
 
-def test_a_table_that_is_filled_anew_while_it_is_read_is_not_found_empty(place: tuple[Postgres, str]) -> None:
+def test_a_table_that_is_truncated_and_filled_while_it_is_read_is_not_found_empty(place: tuple[Postgres, str]) -> None:
     dsn = run(place, "CREATE TABLE devices (device text, site text)", "INSERT INTO devices VALUES ('a', 'north')")
     server, database = place[0], dsn.split("dbname=")[1].split()[0]
     found: list[pl.DataFrame] = []
