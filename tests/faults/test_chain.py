@@ -44,7 +44,16 @@ class Plant:
     @contextmanager
     def running(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
         environment = os.environ | self.postgres.environment | {"KAFKA_SERVERS": self.broker.servers}
-        command = [COMMAND, "run", EXAMPLE, "--state", self._folder / "state", "--interval", "30ms", *options]
+        command: list[str | Path] = [
+            COMMAND,
+            "run",
+            EXAMPLE,
+            "--state",
+            self._folder / "state",
+            "--interval",
+            "30ms",
+            *options,
+        ]
         with (self._folder / "log").open("ab") as log:
             process = subprocess.Popen(
                 command, cwd=self._folder, env=environment, stdout=log, stderr=log, start_new_session=True
