@@ -347,6 +347,9 @@ def _run_engine(
             if on_progress is not None:
                 on_progress(msgspec.structs.replace(progress(), stalled=str(error), waits_for="disk"))
             raise
+    if engine.writer.waits_for_sink:
+        extra = {"pipeline": plan.pipeline, "epoch": engine.writer.epoch, "problem": engine.writer.stall}
+        log.warning("stopped before a sink had the last epoch, which the next start releases", extra=extra)
     patience = Patience.BRIEF
     if not signals.stop_requested and (engine.ended or config.available_now):
         patience = Patience.UNTIL_SENT if engine.ended else Patience.WHILE_IT_ANSWERS

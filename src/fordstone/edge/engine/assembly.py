@@ -60,6 +60,7 @@ from fordstone.state.key_group import key_groups, owners
 from fordstone.state.working import WorkingFiles
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
+from fordstone.storage.remote import DiskRemote
 
 READ_TOGETHER_BYTES: Final = 8 * 1024 * 1024
 READERS_MAX: Final = 4
@@ -123,7 +124,7 @@ class Job:
         self.home = f"{store.pipeline}/{store.node}"
         self.rules = OutputRules.of(plan, self.types)
         self.ownership = ownership or Ownership(environment.disk, self.home)
-        self.tables = RefreshedTables(environment.disk, self.home)
+        self.tables = RefreshedTables(lambda: DiskRemote(environment.disk), self.home)
         self.working_files = WorkingFiles(None if config.state is None else config.directory / self.home / "working")
         self.setting = OperatorContext(
             plan=plan,

@@ -144,7 +144,8 @@ class Engine:
 
     @property
     def over(self) -> bool:
-        return self.coordinator.over
+        """Whether the run is to end. A stop does not wait for a sink that is away: the next start releases the sealed epoch."""
+        return self.coordinator.over or (self.coordinator.stopping and self.writer.waits_for_sink)
 
     @property
     def time_has_ended(self) -> bool:
@@ -174,7 +175,9 @@ class Engine:
 
     @property
     def ended(self) -> bool:
-        return all(task.finished for task in self.tasks if isinstance(task, SourceTask | LoopTask))
+        return self.coordinator.over and all(
+            task.finished for task in self.tasks if isinstance(task, SourceTask | LoopTask)
+        )
 
     def release_again(self) -> None:
         """Release what the checkpoint's epoch had sealed, in case the crash came between the seal and the sinks.

@@ -47,6 +47,7 @@ from fordstone.spark.hosted.sent import PACKED, SOURCE_NAME, HostProcessor, Lazy
 from fordstone.spark.hosted.source import PipelineReader, batch_feed, opened, shares_of
 from fordstone.spark.hosted.stages import QuerySetting, Stages, build_stages
 from fordstone.spark.hosted.state_transfer import Seed, edge_seed, newest_epoch
+from fordstone.spark.hosted.tables import BatchTables
 from fordstone.spark.session.session import check_location, is_connect, parallelism, prepared, warn_of_clear_tokens
 from fordstone.storage.clock import wall_clock_us
 from fordstone.storage.failpoint import failpoints_of_process
@@ -160,6 +161,7 @@ class HostedQuery:
         work = planner.next_work(before, epoch, seeds=self.seed is not None)
         if work is None:
             raise AssertionError("a bounded pipeline that has not ended has its end before it")
+        work = BatchTables(self.setting).planned(work, before_us=0)
         shares = [msgspec.json.encode(share) for share in shares_of(work, self.tasks)]
         # As Arrow: for rows Spark would start Python workers of another kind, which nothing else needs.
         given = self.spark.createDataFrame(pa.table({"place": range(len(shares)), "share": shares})).repartitionByRange(
@@ -272,6 +274,7 @@ def hosted_query(
         own.conf.set(name, value)
     setting = QuerySetting(
         plan_json=plan.to_json(),
+        root=checkpoint,
         shards=identity.shards,
         functions=Lazy(functions),
         batch_rows=config.batch_rows,
