@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from tests.services.base import Server, debian_root, free_port, library_path
 
 NAME = "redis-7.0.15"
@@ -45,7 +47,7 @@ class RedisServer(Server):
         return f"redis{'s' if self._tls else ''}://127.0.0.1:{self.port}"
 
     def client(self, **given: Any) -> redis.Redis:
-        return redis.Redis(port=self.port, protocol=2, **given)
+        return redis.Redis(port=self.port, protocol=2, retry=Retry(NoBackoff(), 0), **given)
 
     def close(self) -> None:
         self.stop()

@@ -54,7 +54,7 @@ def opened() -> Iterator[Opened]:
 
 
 @pytest.fixture
-def own_server() -> Iterator[Callable[..., RedisServer]]:
+def own_server(redis_server: RedisServer) -> Iterator[Callable[..., RedisServer]]:
     """Start a server that only one test uses."""
     with ExitStack() as closing:
 
@@ -454,7 +454,7 @@ def test_a_rejected_user_or_password_is_an_error_that_does_not_show_it(
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[RedisServer]:
+def guarded(redis_server: RedisServer) -> Iterator[RedisServer]:
     server = start_or_skip(
         lambda: RedisServer(
             "--requirepass", "hunter2", *("--user", "reader", "on", ">hunter2", "~*", "+ping", "+xrange"), durable=False

@@ -93,7 +93,7 @@ class RedisSink(Sink):
         self._certain = False
         """Whether that is known: no answer was lost since."""
         self._released = 0
-        """The newest epoch that this sink has seen released."""
+        """The newest epoch that this sink has seen recorded."""
         try:
             with self._errors(SinkDelayedError):
                 self._warn_of_losses()
@@ -119,7 +119,8 @@ class RedisSink(Sink):
                 raise SinkDelayedError(
                     f"sink {self._stream.step}: other writers change {self._mark_key!r} all the time."
                 )
-        self._released = max(self._released, epoch)
+        if self._text:
+            self._released = max(self._released, epoch)
 
     def write(self, frame: pl.DataFrame) -> None:
         """Add rows now. A failure may leave some of them there."""
