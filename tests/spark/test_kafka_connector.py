@@ -17,6 +17,7 @@ from tests.connectors.kafka.topics import in_transactions, topic_of
 from tests.services.base import start_or_skip
 from tests.services.kafka import KafkaBroker
 from tests.services.spark_kafka import setting
+from tests.waiting import until
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, kafka, memory
@@ -27,6 +28,9 @@ from fordstone.errors import ConfigError, FordstoneError, PlanMismatchError, Sou
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
 from fordstone.spark import run
+from fordstone.spark.config import SparkConfig
+from fordstone.spark.hosted.commit import BatchOutcome
+from fordstone.spark.hosted.query import hosted_query
 from fordstone.spark.hosted.state_transfer import import_spark
 from fordstone.testing.contracts.connector import read_all
 
@@ -320,3 +324,33 @@ def test_without_the_connector_the_error_says_how_to_get_it(
     words.send("a")
     with pytest.raises(ConfigError, match=f"spark.jars.packages=.*spark-sql-kafka-0-10_2.13:{spark.version}"):
         words.on_spark(spark, tmp_path / "state")
+
+
+# What comes without rows.
+
+
+def test_early_results_and_idle_partitions_need_no_further_rows(
+    spark: SparkSession, kafka_broker: KafkaBroker, topic: str, tmp_path: Path
+):
+    pipeline, out = Pipeline("p"), MemorySink()
+    spec = kafka(topic, servers=kafka_broker.servers, spark_connector=True)
+    schema = {"word": "string", "ts": "timestamp"}
+    rows = pipeline.source("rows", spec, schema=schema, time="ts", idle_after="100ms")
+    rows.group_by("word").window(tumbling("10s"), early="100ms").agg(n="count(*)").sink("out", memory(out))
+    kafka_broker.send(topic, [json.dumps({"word": "w", "ts": "2026-01-01T00:00:01Z"})])
+    outcomes: list[BatchOutcome] = []
+    config = SparkConfig(state=tmp_path, interval="50ms")
+    query = hosted_query(pipeline.plan(), pipeline.functions, config, spark, batch=False)
+    stream = query.start(outcomes.append)
+    try:
+        until(
+            lambda: len(outcomes) > 2 and all(one.idle for one in outcomes[-1].cut.sources["rows"].partitions.values()),
+            "batches without rows",
+            alive=lambda: stream.isActive,
+            report=stream.exception,
+        )
+    finally:
+        stream.stop()
+        query.close()
+    assert [one.rows_in for one in outcomes[:2]] == [1, 0]
+    assert out.rows()["n"].to_list() == [1]
