@@ -185,10 +185,25 @@ def growth(spark: SparkSession, size: Size, home: Path) -> list[Finding]:
     return findings
 
 
+def kafka(spark: SparkSession, size: Size, home: Path) -> list[Finding]:
+    """Topics of Kafka, which the servers of the tests are needed for."""
+    from spark_kafka import kafka as measure
+
+    return measure(spark, size, home)
+
+
+def kafka_jars() -> dict[str, str]:
+    """The setting with which Spark has its connector for Kafka."""
+    from tests.services.spark_kafka import setting
+
+    return setting()
+
+
 SECTIONS: Mapping[str, Callable[[SparkSession, Size, Path], list[Finding]]] = {
     "windows": windows,
     "ewma": ewma,
     "growth": growth,
+    "kafka": kafka,
 }
 
 
@@ -206,16 +221,17 @@ def main() -> int:
     print(", ".join(f"{key} {value}" for key, value in facts.items()) + f"; size {name}\n")
     findings: list[Finding] = []
     home = Path(tempfile.mkdtemp(dir=options.directory, prefix="fordstone-spark-bench-"))
-    spark = session(master="local[2]", memory="4g")
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    wanted = {section: measure for section, measure in SECTIONS.items() if not options.only or section in options.only}
+    spark = session(master="local[2]", memory="4g", config=kafka_jars() if "kafka" in wanted else {})
     try:
-        for section, measure in SECTIONS.items():
-            if options.only is None or section in options.only:
-                print(section, flush=True)
-                found = measure(spark, SIZES[name], home)
-                show(found)
-                findings += found
-                # After each section: what was measured is not lost when a later one fails.
-                write_json(options.json, size=name, facts=facts, findings=findings)
+        for section, measure in wanted.items():
+            print(section, flush=True)
+            found = measure(spark, SIZES[name], home)
+            show(found)
+            findings += found
+            # After each section: what was measured is not lost when a later one fails.
+            write_json(options.json, size=name, facts=facts, findings=findings)
     finally:
         spark.stop()
         shutil.rmtree(home, ignore_errors=True)

@@ -27,6 +27,8 @@ class Size:
     """Rows of a micro-batch that changes a little of it."""
     changes: int
     """How many of these there are at each size that is shown."""
+    kafka_rows: int
+    """Messages in the topic that is read."""
 
 
 SIZES: dict[SizeName, Size] = {
@@ -40,6 +42,7 @@ SIZES: dict[SizeName, Size] = {
         fill_rows=2_000_000,
         change_rows=2_000,
         changes=5,
+        kafka_rows=4_000_000,
     ),
     "quick": Size(
         repetitions=3,
@@ -51,6 +54,7 @@ SIZES: dict[SizeName, Size] = {
         fill_rows=1_000_000,
         change_rows=2_000,
         changes=5,
+        kafka_rows=1_000_000,
     ),
     # So small that it says nothing about speed: for the test that keeps the benchmark from rotting.
     "tiny": Size(
@@ -63,5 +67,6 @@ SIZES: dict[SizeName, Size] = {
         fill_rows=2_000,
         change_rows=50,
         changes=1,
+        kafka_rows=400,
     ),
 }

@@ -252,9 +252,20 @@ def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
         _run_folder(request.config).joinpath("spark-started").touch(exist_ok=False)
     # Where it serves Spark Connect, while a test lets it.
     connect = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0"}
-    started = session(master="local[2]", memory="2g", config=connect)
+    started = session(master="local[2]", memory="2g", config={**connect, **_kafka_jars()})
     yield started
     started.stop()
+
+
+def _kafka_jars() -> dict[str, str]:
+    """Spark's connector for Kafka, if it can be had: a session takes jars only when it starts. Its tests say if it cannot."""
+    from tests.services.base import MissingServiceError
+    from tests.services.spark_kafka import setting
+
+    try:
+        return setting()
+    except MissingServiceError:
+        return {}
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tests.connectors.kafka.topics import json_rows
 from tests.services.base import start_or_skip
 from tests.services.kafka import KafkaBroker, started
+from tests.services.spark_kafka import setting
 from tests.waiting import until
 
 from fordstone.storage.failpoint import FAILPOINT_VARIABLE
@@ -38,6 +39,8 @@ def broker(tmp_path: Path) -> Iterator[KafkaBroker]:
 
 class WordCount:
     """The example, its input, and what it has counted."""
+
+    example: Path = EXAMPLE
 
     def __init__(self, broker: KafkaBroker, folder: Path, *options: str) -> None:
         self.broker = broker
@@ -63,7 +66,7 @@ class WordCount:
         command: list[str | Path] = [
             COMMAND,
             "run",
-            EXAMPLE,
+            self.example,
             "--state",
             self._folder / "state",
             *self._options,
@@ -164,11 +167,82 @@ def test_a_broker_that_is_killed_again_and_again_gets_every_count_once(
     count.finish()
 
 
+SPARK = ("--on", "spark", "--master", "local[2]", "--interval", "200ms")
+
+
+def read_by_spark(broker: KafkaBroker, folder: Path) -> WordCount:
+    """The example, with a source that Spark's own connector reads."""
+    jars = start_or_skip(setting)["spark.jars"]
+    count = WordCount(broker, folder, *SPARK, "--conf", f"spark.jars={jars}")
+    text = EXAMPLE.read_text().replace('format="raw")', 'format="raw", spark_connector=True)')
+    assert "spark_connector" in text
+    count.example = folder / EXAMPLE.name
+    count.example.write_text(text)
+    return count
+
+
+@pytest.mark.spark
+def test_a_driver_that_is_killed_while_spark_reads_counts_every_word_once(
+    broker: KafkaBroker, tmp_path: Path, faults: Callable[..., None]
+) -> None:
+    count = read_by_spark(broker, tmp_path)
+    with count.running(failpoint="batch.sealed:2") as process:
+        while process.poll() is None:
+            count.feed(process, 20, may_end=True)
+        assert process.returncode == -signal.SIGKILL, count.log()
+    faults(kills=1)
+    count.send(20)
+    count.finish()
+
+
+@pytest.mark.spark
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3))
+def test_drivers_that_are_killed_at_any_moment_while_spark_reads_count_every_word_once(
+    broker: KafkaBroker, tmp_path: Path, faults: Callable[..., None], seed: int
+) -> None:
+    count, rng = read_by_spark(broker, tmp_path), Random(seed)
+    points = ["batch.executed", "batch.sealed", "sink.released", "batch.released", "batch.kept"]
+    for point in rng.sample(points, len(points)):
+        with count.running(failpoint=f"{point}:{rng.randint(1, 4)}") as process:
+            while process.poll() is None:
+                count.feed(process, rng.randint(1, 50), may_end=True)
+            assert process.returncode == -signal.SIGKILL, count.log()
+        faults(kills=1)
+        with count.running() as process:
+            for _ in range(rng.randint(0, 4)):
+                count.feed(process, rng.randint(1, 50))
+            count.send(rng.randint(1, 200))
+            count.kill(process)
+        faults(kills=1)
+    count.finish()
+
+
+@pytest.mark.spark
+@pytest.mark.full
+def test_a_broker_that_is_killed_while_spark_reads_gets_every_count_once(
+    broker: KafkaBroker, tmp_path: Path, faults: Callable[..., None]
+) -> None:
+    count, rng = read_by_spark(broker, tmp_path), Random(7)
+    with count.running() as process:
+        for _ in range(3):
+            for _ in range(rng.randint(1, 3)):
+                count.feed(process, rng.randint(1, 50))
+            count.send(100)
+            broker.kill()
+            faults(kills=1)
+            broker.start()
+        count.feed(process, 10)
+        process.terminate()
+        assert process.wait(SECONDS_MAX) == 0, count.log()
+    count.finish()
+
+
 @pytest.mark.spark
 def test_on_spark_drivers_that_are_killed_count_every_word_once(
     broker: KafkaBroker, tmp_path: Path, faults: Callable[..., None]
 ) -> None:
-    count = WordCount(broker, tmp_path, "--on", "spark", "--master", "local[2]", "--interval", "200ms")
+    count = WordCount(broker, tmp_path, *SPARK)
     for commits in (1, 4):
         with count.running() as process:
             for _ in range(commits):

@@ -256,6 +256,68 @@ class Source(ABC):
         """
 
 
+class SparkReadSource(Source):
+    """A source that Spark can read with a connector of its own (`SparkConnector`), as the driver opens it: it reads nothing itself."""
+
+    @abstractmethod
+    def start_of(self, partition: PartitionId) -> Position:
+        """Return the position at which reading begins of a partition that no checkpoint has. Asks the system."""
+
+    @abstractmethod
+    def begun_at(self, partition: PartitionId, position: Position) -> None:
+        """Take in where Spark has begun a partition that no checkpoint has."""
+
+    @abstractmethod
+    def check_there(self, cuts: Mapping[str, PartitionCut]) -> None:
+        """Raise `SourceError` if what follows these positions is not there any more, or is other input of the same name.
+
+        Called before Spark is started. Asks the system.
+        """
+
+    @abstractmethod
+    def check_same(self) -> None:
+        """Raise `SourceError` if the input has become other input of the same name. Called before an epoch is sealed. Asks the system."""
+
+
+class SparkConnector(ABC):
+    """A connector of Spark's own, in place of `Source.open`. Used by the driver, and in tasks without the source.
+
+    Spark plans what a micro-batch reads, and keeps it in its log as offsets of its own form. Each partition of the source is read by one task
+    of a batch, in order. Made for each use, and keeps no connection.
+    """
+
+    format: ClassVar[str]
+    """As Spark calls it: `spark.readStream.format(...)`."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise `ConfigError` if the source has options that the connector cannot keep to. It must not touch the system."""
+
+    @abstractmethod
+    def stream_options(self, starts: Mapping[PartitionId, Position], rows_max: int) -> dict[str, str]:
+        """Return the options of a stream that begins at these positions, if Spark has no log of it, and reads about `rows_max` rows per batch."""
+
+    @abstractmethod
+    def batch_options(self, reads: Mapping[PartitionId, tuple[Position, Position]]) -> dict[str, str]:
+        """Return the options of a batch job that reads exactly this. `reads` is not empty."""
+
+    @abstractmethod
+    def columns(self) -> list[str]:
+        """Return what `chunks` needs of Spark's rows, as SQL expressions."""
+
+    @abstractmethod
+    def positions(self, offset: str) -> dict[PartitionId, Position]:
+        """Return the positions that an offset in Spark's log stands for."""
+
+    @abstractmethod
+    def chunks(self, frame: pl.DataFrame, *, with_positions: bool) -> Iterable[tuple[PartitionId, Chunk]]:
+        """Return the rows of a batch of these columns by partition, in order: those that a `Reader` would return. Called in tasks."""
+
+    @abstractmethod
+    def how_to_install(self, spark_version: str) -> str:
+        """Return what to do where this version of Spark lacks the connector, as sentences."""
+
+
 def close_sources(sources: Iterable[Source]) -> None:
     """Close them all, although some may fail."""
     with ExitStack() as closing:
@@ -655,6 +717,16 @@ class ConnectorKind(ABC):  # noqa: B024 - each kind overrides the half it has; t
         """Make the live source, on the node that runs it, once per start."""
         del options, context
         raise ConfigError(f"connector {spec.kind!r} cannot be read from: use it as a sink.")
+
+    def spark_connector(
+        self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext
+    ) -> SparkConnector | None:
+        """Return the connector of Spark's own that reads the source on Spark, if the spec asks for it; None: tasks read the live source.
+
+        If there is one, `open_source` returns a `SparkReadSource`. It must not touch the system.
+        """
+        del spec, options, context
+        return None
 
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """Make the live sink, on the node that runs it, before the first row."""

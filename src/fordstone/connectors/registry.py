@@ -22,6 +22,7 @@ from fordstone.connectors.base import (
     SinkStream,
     Source,
     SourceOptions,
+    SparkConnector,
 )
 from fordstone.errors import ConfigError
 from fordstone.plan.ids import checked_name
@@ -131,6 +132,13 @@ def earlier_output(spec: ConnectorSpec) -> str | None:
 def open_source(spec: ConnectorSpec, options: SourceOptions, context: OpenContext = _CENTER) -> Source:
     """Make the live source."""
     return _kind(spec).open_source(spec, options, context)
+
+
+def spark_connector(
+    spec: ConnectorSpec, options: SourceOptions, context: OpenContext = _CENTER
+) -> SparkConnector | None:
+    """The connector of Spark's own that reads the source on Spark; None: tasks read it. Touches no system."""
+    return _kind(spec).spark_connector(spec, options, context)
 
 
 def open_sink(spec: ConnectorSpec, stream: SinkStream, context: OpenContext = _CENTER) -> Sink:

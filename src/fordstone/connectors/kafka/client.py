@@ -23,7 +23,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from fordstone.connectors.base import OpenContext
-from fordstone.connectors.kafka.kind import KafkaSettings, Secret
+from fordstone.connectors.kafka.kind import KafkaSettings, secret_value
 from fordstone.errors import ConfigError, FordstoneError
 
 log = logging.getLogger(__name__)
@@ -261,17 +261,7 @@ def client_config(settings: KafkaSettings, context: OpenContext) -> dict[str, An
         "client.id": "fordstone",
         "metadata.recovery.strategy": "none",
     }
-    for name, value in settings.client.items():
-        if isinstance(value, Secret):
-            found = context.secrets.get(value.secret)
-            if found is None:
-                raise ConfigError(
-                    f"{settings.called}: {name} is the secret {value.secret!r}, and there is no environment variable of that name here. "
-                    "On Spark, the executors need it too."
-                )
-            config[name] = found
-        else:
-            config[name] = value
+    config |= {name: secret_value(settings, name, context) for name in settings.client}
     return config
 
 

@@ -12,11 +12,13 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+import numpy as np
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fordstone.connectors.kafka.client import At, Cluster
+from fordstone.connectors.kafka.rows import Messages, last_header
 
 CONSUME_MESSAGES: Final = 10_000
 QUEUED_KBYTES: Final = 32 * 1024
@@ -47,6 +49,37 @@ class Fetched:
     """Where the last answer of a broker ended, without messages after it."""
     error: KafkaError | None = None
     paused: bool = False
+
+
+class FetchedMessages(Messages):
+    """Messages of the client library."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """They increase, and mostly none is left out: then the first and the last say all."""
+        first, last = self._messages[0].offset(), self._messages[-1].offset()
+        if last - first == len(self._messages) - 1:
+            return np.arange(first, last + 1, dtype=np.int64)
+        return np.array([one.offset() for one in self._messages], dtype=np.int64)
+
+    def values(self) -> list[Any]:
+        return [one.value() for one in self._messages]
+
+    def keys(self) -> list[bytes | None]:
+        return [one.key() for one in self._messages]
+
+    def partitions(self) -> list[int]:
+        return [one.partition() for one in self._messages]
+
+    def times_ms(self) -> list[int | None]:
+        times = [one.timestamp() for one in self._messages]
+        return [None if what == TIMESTAMP_NOT_AVAILABLE else at for what, at in times]
+
+    def headers(self, name: str) -> list[bytes | None]:
+        return [last_header(one.headers(), name) for one in self._messages]
 
 
 class Fetcher:

@@ -22,6 +22,7 @@ from fordstone.connectors.base import (
     SinkStream,
     Source,
     SourceOptions,
+    SparkConnector,
     checked_spec,
     needs_package,
     options_of,
@@ -82,6 +83,8 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What numbers in timestamp columns of JSON values count."""
     group: str | None = None
     """The consumer group under which a source publishes how far it has read, for other tools. It is not read."""
+    spark_connector: bool = False
+    """Whether Spark reads a source with its own connector for Kafka, instead of the client library in its tasks. Nothing elsewhere."""
     client: dict[str, str | int | float | bool | Secret] = {}
     """Further settings of the client library (librdkafka)."""
 
@@ -164,6 +167,7 @@ def kafka(
     unmarked: Literal["error", "write", "skip"] | None = None,
     time_unit: Literal["s", "ms", "us"] | None = None,
     group: str | None = None,
+    spark_connector: bool | None = None,
     client: Mapping[str, object] | None = None,
 ) -> ConnectorSpec:
     """A topic of Apache Kafka, or for a source several. Needs `pip install 'fordstone[kafka]'`.
@@ -186,6 +190,7 @@ def kafka(
         "unmarked": unmarked,
         "time_unit": time_unit,
         "group": group,
+        "spark_connector": spark_connector,
         "client": None if client is None else dict(client),
     }
     return checked_spec("kafka", given, KafkaSettings)
@@ -235,12 +240,36 @@ class KafkaKind(ConnectorKind):
             from fordstone.connectors.kafka.source import KafkaSource  # noqa: PLC0415 - comes with an extra
         return KafkaSource(settings, options, context)
 
+    def spark_connector(
+        self, spec: ConnectorSpec, options: SourceOptions, context: OpenContext
+    ) -> SparkConnector | None:
+        settings = options_of(spec, KafkaSettings)
+        if not settings.spark_connector:
+            return None
+        from fordstone.connectors.kafka.spark_connector import SparkKafka  # noqa: PLC0415 - only Spark needs it
+
+        return SparkKafka(settings, options.schema, context)
+
     def open_sink(self, spec: ConnectorSpec, stream: SinkStream, context: OpenContext) -> Sink:
         """Open the sink, and take the topic over from earlier writers of this stream."""
         settings = _sink_settings(spec)
         with needs_package(self.about, where=settings.called):
             from fordstone.connectors.kafka.sink import KafkaSink  # noqa: PLC0415 - comes with an extra
         return KafkaSink(settings, stream, context)
+
+
+def secret_value(settings: KafkaSettings, name: str, context: OpenContext) -> str | int | float | bool:
+    """A setting of the client; of a secret, its value."""
+    value = settings.client[name]
+    if not isinstance(value, Secret):
+        return value
+    found = context.secrets.get(value.secret)
+    if found is None:
+        raise ConfigError(
+            f"{settings.called}: {name} is the secret {value.secret!r}, and there is no environment variable of that name here. "
+            "On Spark, the executors need it too."
+        )
+    return found
 
 
 def _sink_settings(spec: ConnectorSpec) -> KafkaSettings:
@@ -250,5 +279,9 @@ def _sink_settings(spec: ConnectorSpec) -> KafkaSettings:
     if settings.offset is not None:
         raise ConfigError(
             f"{settings.called}: offset={settings.offset!r} is for sources: the broker gives a message its offset."
+        )
+    if settings.spark_connector:
+        raise ConfigError(
+            f"{settings.called}: spark_connector=True is for sources: Spark's own sink may write rows twice. Leave it out of the sink."
         )
     return settings

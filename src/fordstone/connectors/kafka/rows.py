@@ -5,13 +5,13 @@ The value is decoded and encoded by `connectors.messages`; key, headers, time, p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import polars as pl
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from fordstone.connectors.base import Rejected
 from fordstone.connectors.files.rows import OP
@@ -23,6 +23,33 @@ NO_VALUE: Final = {"json": b"{}", "raw": b""}
 """What is decoded in place of a missing value: nulls come of it."""
 TEXT_MAX: Final = 200
 Headers = list[tuple[str, bytes]]
+
+
+class Messages(ABC):
+    """Messages of one partition, in the order of their offsets. Parts that no column needs are not asked for."""
+
+    @property
+    @abstractmethod
+    def offsets(self) -> np.ndarray:
+        """The offset of each, Int64."""
+
+    @abstractmethod
+    def values(self) -> list[Any]:
+        """The value of each, as bytes; None: it has none. The list is the caller's own."""
+
+    @abstractmethod
+    def keys(self) -> list[bytes | None]: ...
+
+    @abstractmethod
+    def partitions(self) -> list[int]: ...
+
+    @abstractmethod
+    def times_ms(self) -> list[int | None]:
+        """The time of each in milliseconds since 1970; None: it has none."""
+
+    @abstractmethod
+    def headers(self, name: str) -> list[bytes | None]:
+        """The last header of this name of each."""
 
 
 class MessageRows:
@@ -38,14 +65,14 @@ class MessageRows:
                 settings.format, self._values, time_unit=settings.time_unit, where=settings.called
             )
 
-    def of(self, messages: Sequence[Message]) -> tuple[pl.DataFrame, pl.Series, tuple[Rejected, ...]]:
-        """Return the rows, the position of each, and the messages that are no rows."""
-        if not messages:
+    def of(self, messages: Messages | None) -> tuple[pl.DataFrame, pl.Series, tuple[Rejected, ...]]:
+        """Return the rows, the position of each, and the messages that are no rows. None: there are no messages."""
+        if messages is None:
             return self._schema.empty(), pl.Series([], dtype=pl.Int64), ()
-        offsets = _offsets(messages)
+        offsets = messages.offsets
         frame, numbers, rejected = self._decoded(messages, offsets)
         parts: list[pl.Series] = []
-        unfit = np.zeros(len(messages), dtype=bool)
+        unfit = np.zeros(len(offsets), dtype=bool)
         for name in self._settings.columns:
             column, wrong = self._part(name, messages, offsets)
             parts.append(column)
@@ -54,20 +81,18 @@ class MessageRows:
                 rejected.append(_rejected(int(offsets[number]), "", f"column {name}: invalid UTF-8"))
         if parts:
             apart = pl.DataFrame(parts)
-            frame = frame.with_columns(apart if len(numbers) == len(messages) else apart[numbers])
+            frame = frame.with_columns(apart if len(numbers) == len(offsets) else apart[numbers])
         if unfit.any():
             fit = ~unfit[numbers]
             frame, numbers = frame.filter(pl.Series(fit)), numbers[fit]
         rejected = list({one.position: one for one in sorted(rejected, key=lambda one: one.position)}.values())
         return frame.select(list(self._schema)), pl.Series(offsets[numbers] + 1), tuple(rejected)
 
-    def _decoded(
-        self, messages: Sequence[Message], offsets: np.ndarray
-    ) -> tuple[pl.DataFrame, np.ndarray, list[Rejected]]:
+    def _decoded(self, messages: Messages, offsets: np.ndarray) -> tuple[pl.DataFrame, np.ndarray, list[Rejected]]:
         """The columns of the values, the message of each row, and what is no value."""
         if self._format is None:
-            return pl.DataFrame(), np.arange(len(messages)), []
-        values: list[Any] = [one.value() for one in messages]
+            return pl.DataFrame(), np.arange(len(offsets)), []
+        values = messages.values()
         missing = [number for number, value in enumerate(values) if value is None] if None in values else []
         for number in missing:
             values[number] = NO_VALUE[self._settings.format]
@@ -79,21 +104,18 @@ class MessageRows:
         rejected = [_rejected(int(offsets[one.number]), one.text, one.reason) for one in decoded.rejected]
         return frame, decoded.numbers, rejected
 
-    def _part(self, name: str, messages: Sequence[Message], offsets: np.ndarray) -> tuple[pl.Series, list[int]]:
+    def _part(self, name: str, messages: Messages, offsets: np.ndarray) -> tuple[pl.Series, list[int]]:
         """A column that is not in the value, and the messages that have no valid one."""
         settings, kind = self._settings, self._schema[name]
         if name == settings.offset:
             return pl.Series(name, offsets), []
         if name == settings.partition:
-            return pl.Series(name, [one.partition() for one in messages], dtype=kind.polars), []
+            return pl.Series(name, messages.partitions(), dtype=kind.polars), []
         if name == settings.timestamp:
-            times = [one.timestamp() for one in messages]
-            found = [None if what == TIMESTAMP_NOT_AVAILABLE else at for what, at in times]
-            return (pl.Series(name, found, dtype=pl.Int64) * 1000).cast(kind.polars), []
+            return (pl.Series(name, messages.times_ms(), dtype=pl.Int64) * 1000).cast(kind.polars), []
         if name == settings.key:
-            return _texts(name, [one.key() for one in messages], kind)
-        header = settings.headers[name]
-        return _texts(name, [_last(one.headers(), header) for one in messages], kind)
+            return _texts(name, messages.keys(), kind)
+        return _texts(name, messages.headers(settings.headers[name]), kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,14 +165,6 @@ class RowMessages:
             )
 
 
-def _offsets(messages: Sequence[Message]) -> np.ndarray:
-    """Their offsets, which increase. Mostly none is left out, and the first and the last say all."""
-    first, last = messages[0].offset(), messages[-1].offset()
-    if last - first == len(messages) - 1:
-        return np.arange(first, last + 1, dtype=np.int64)
-    return np.array([one.offset() for one in messages], dtype=np.int64)
-
-
 def _texts(name: str, found: list[Any], kind: DataType) -> tuple[pl.Series, list[int]]:
     if kind.name == "binary":
         return pl.Series(name, found, dtype=pl.Binary), []
@@ -170,7 +184,8 @@ def _is_text(data: bytes) -> bool:
     return True
 
 
-def _last(headers: Headers | None, name: str) -> bytes | None:
+def last_header(headers: Headers | None, name: str) -> bytes | None:
+    """The value of the last header of a name; None: there is none."""
     return next((value for one, value in reversed(headers or ()) if one == name), None)
 
 

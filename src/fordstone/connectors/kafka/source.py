@@ -25,12 +25,12 @@ from fordstone.connectors.base import (
     OpenContext,
     Reader,
     ReadPlan,
-    Source,
     SourceOptions,
     SourceTrouble,
+    SparkReadSource,
 )
 from fordstone.connectors.kafka.client import At, AwayError, Cluster, Topic, code_of, described
-from fordstone.connectors.kafka.fetcher import Fetched, Fetcher
+from fordstone.connectors.kafka.fetcher import Fetched, FetchedMessages, Fetcher
 from fordstone.connectors.kafka.kind import LATEST, KafkaSettings
 from fordstone.connectors.kafka.rows import MessageRows
 from fordstone.epochs.manifest import PartitionCut
@@ -67,7 +67,7 @@ class PartitionMark(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self).decode()
 
 
-class KafkaSource(Source):
+class KafkaSource(SparkReadSource):
     """The partitions of some topics. They share one consumer."""
 
     def __init__(self, settings: KafkaSettings, options: SourceOptions, context: OpenContext) -> None:
@@ -177,6 +177,36 @@ class KafkaSource(Source):
                 self._fetcher.close()
                 self._fetcher = None
             self._cluster.close()
+
+    # Where Spark reads.
+
+    def start_of(self, partition: PartitionId) -> Position:
+        return Position(self.begin(_at(partition)) + 1)
+
+    def begun_at(self, partition: PartitionId, position: Position) -> None:
+        at = _at(partition)
+        with self._lock:
+            topic = self._topics.get(at[0])
+            self._marks[at] = PartitionMark(topic_id="" if topic is None else topic.id, start=int(position) - 1)
+
+    def check_there(self, cuts: Mapping[str, PartitionCut]) -> None:
+        """Offsets must be between the oldest one and the end."""
+        self.restore(cuts)
+        self.check_same()
+        offsets = {_at(name): cut.position - 1 for name, cut in cuts.items() if cut.position}
+        for at in offsets:
+            if at not in self._all():
+                raise self._gone(at[0])
+        oldest, ends = self._cluster.oldest(offsets), self._cluster.ends(offsets)
+        for at, offset in offsets.items():
+            if not oldest[at] <= offset <= ends[at]:
+                self._lost(at, offset)
+
+    def check_same(self) -> None:
+        """Compare the ids of the topics."""
+        found = self._cluster.describe(self._settings.topics)
+        with self._lock:
+            self._take(found, first=True)
 
     # For the readers.
 
@@ -332,11 +362,16 @@ class KafkaSource(Source):
             log.warning("messages skipped", extra={"partition": _name(at), "from_offset": offset, "to_offset": oldest})
             return oldest
         if offset < oldest:
+            skip = "Set lost='skip' to go on with the oldest message, and without those"
+            if self._settings.spark_connector:
+                skip = (
+                    "To go on with the oldest message, and without those: make a checkpoint of the state (fordstone checkpoints import-spark), and begin "
+                    "from it (--from-checkpoint) with lost='skip' and without spark_connector"
+                )
             raise SourceError(
                 f"{self._settings.called}: {_name(at)} is to be read from offset {offset} on, but its oldest message has offset {oldest}: "
                 f"{oldest - offset:,} offsets were deleted before they were read (retention, or a deletion by hand).\n"
-                f"Set lost='skip' to go on with the oldest message, and without those; or start over with --fresh. Keep messages longer "
-                "(retention.ms of the topic) than this pipeline may be away."
+                f"{skip}; or start over with --fresh. Keep messages longer (retention.ms of the topic) than this pipeline may be away."
             )
         raise SourceError(
             f"{self._settings.called}: {_name(at)} was read up to offset {offset}, but it ends at {end} now. The cluster has lost messages, or the "
@@ -419,7 +454,7 @@ class KafkaReader(Reader):
         self._position = position
         self._read_s = time.monotonic()
         self._ended = self._source.ends_at(self._at, position - 1)
-        frame, positions, rejected = self._rows.of(messages)
+        frame, positions, rejected = self._rows.of(FetchedMessages(messages) if messages else None)
         return Chunk(
             frame=frame,
             position=Position(position),

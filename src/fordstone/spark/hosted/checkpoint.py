@@ -8,6 +8,7 @@
 - `driver.json`: the driver that runs the query, at a URL, where nothing can be locked. The last one that was started is it; one that
   finds another there stops before it seals.
 - `starts`: how often a driver has started, the generation that sinks compare (rule 18): a driver that still runs elsewhere is refused.
+- `due`: when a batch is due although no rows come, of a query whose sources connectors of Spark's read.
 - `stop`: the process that plans batches begins no further one while it exists; Spark itself can only break a query off.
 
 Spark may lose its own logs in a power cut, and plan a batch for the second time: then it is planned from the record here (rule 23).
@@ -48,8 +49,11 @@ _SEALED: Final = "fordstone/sealed"
 _STARTS: Final = "fordstone/starts"
 _STOP: Final = "fordstone/stop"
 _DRIVER: Final = "fordstone/driver.json"
+_DUE: Final = "fordstone/due"
 _SPARK_METADATA: Final = "metadata"
 """What Spark writes first of all, into the location of each stream."""
+_SPARK_LOG: Final = "v1"
+_NO_OFFSET: Final = "-"
 _SUFFIX: Final = ".json"
 _T = TypeVar("_T")
 
@@ -73,6 +77,8 @@ class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     seed_granted: int = 0
     """The generation that the edge had from its hub, under which the query writes to sinks."""
     bounded: bool = False
+    connector_sources: tuple[str, ...] = ()
+    """The sources that connectors of Spark's own read, in the order in which Spark's logs have them."""
     owner: str = ""
     """The identity of this query as a publisher: random, made with the location."""
 
@@ -268,6 +274,37 @@ class QueryFiles:
                 "started later. This one has stopped, and has lost nothing. Run each query once."
             )
 
+    def spark_offset(self, batch: int, number: int) -> str | None:
+        """Return what Spark's log has of one of the query's sources, by its place, for a batch that was planned; None: no offset yet."""
+        path = f"offsets/{batch}"
+        try:
+            version, _, *offsets = open_remote(self.root).get(path).decode().splitlines()
+        except (OSError, StorageError, ValueError) as error:
+            raise DamagedError(
+                f"{self._place(path)} cannot be read: {error}. Restore the checkpoint location as a whole."
+            ) from error
+        if version != _SPARK_LOG or number >= len(offsets):
+            raise DamagedError(
+                f"{self._place(path)} is not a log of this query as Spark 4 writes it: it begins with {version!r} and has {len(offsets)} sources."
+            )
+        return None if offsets[number] == _NO_OFFSET else offsets[number]
+
+    def spark_start(self, number: int) -> str | None:
+        """Return where Spark has begun one of the query's sources, as an offset; None: it has not, or does not record it."""
+        try:
+            data = open_remote(self.root).get(f"sources/{number}/0")
+        except FileNotFoundError:
+            return None
+        version, _, text = data.decode().lstrip("\0").partition("\n")
+        return text if version == _SPARK_LOG else None
+
+    def put_due(self, due_us: int | None) -> None:
+        """Record when, in microseconds since 1970, a batch is due although no rows come."""
+        open_remote(self.root).put(_DUE, msgspec.json.encode(due_us))
+
+    def due_us(self) -> int | None:
+        return self._read(_DUE, int | None)  # type: ignore[arg-type]  # msgspec takes it
+
     def request_stop(self) -> None:
         open_remote(self.root).put(_STOP, b"")
 
@@ -317,6 +354,14 @@ def mismatch(found: QueryIdentity, wanted: QueryIdentity) -> str | None:
         return "\n".join(line for line in match.explain().splitlines() if not line.startswith("--"))
     if found.stages != wanted.stages:
         return "  the steps are the same, but stand at other depths now, so that their state would be looked for elsewhere."
+    if found.connector_sources != wanted.connector_sources:
+        names = ", ".join(found.connector_sources or wanted.connector_sources)
+        was, now = (
+            ("Spark's own connector", "Fordstone")
+            if found.connector_sources
+            else ("Fordstone", "Spark's own connector")
+        )
+        return f"  source {names} was read by {was}, and is to be read by {now} now: Spark's logs have the positions of the one only."
     if found.bounded != wanted.bounded:
         was = "bounded" if found.bounded else "unbounded"
         return f"  its input was {was}."

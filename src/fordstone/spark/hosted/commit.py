@@ -41,6 +41,8 @@ from fordstone.storage.failpoint import Failpoints, NoFailpoints
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from fordstone.spark.hosted.connector_sources import ConnectorWork
+
 log = logging.getLogger(__name__)
 
 PART_BYTES_MAX: Final = 128 * 1024 * 1024
@@ -182,11 +184,13 @@ class Committer:
         driver: DriverMark | None = None,
         failpoints: Failpoints | None = None,
         discard_later: bool = False,
+        connectors: ConnectorWork | None = None,
     ) -> None:
         """`specs` by tag; the sinks are opened here, so that errors show before the query starts. `first_epoch` is that of batch 0.
 
         `driver`: seal only while the location has the mark of this driver. None: the location is locked.
-        `discard_later`: set aside the epochs that sinks have beyond the newest sealed one.
+        `discard_later`: set aside the epochs that sinks have beyond the newest sealed one. `connectors`: of a query whose sources
+        connectors of Spark's read, what its batches do.
         """
         self.first_epoch = first_epoch
         self.files = files
@@ -197,6 +201,7 @@ class Committer:
         self._driver = driver
         self._failpoints = failpoints or NoFailpoints()
         self._discard_later = discard_later
+        self._connectors = connectors
         self._sinks = self._opened()
         self._spark_files = spark_files(files.root)
 
@@ -207,6 +212,7 @@ class Committer:
         """Execute the batch, seal its epoch, release it, keep its cut."""
         attempt = uuid.uuid4().hex
         task = PartTask(self._written(), epoch, attempt)
+        work = None if self._connectors is None else self._connectors.begin(epoch)
         try:
             rows = batch.mapInArrow(task, PACKED).toArrow().to_pylist()
         except Exception as error:
@@ -215,15 +221,19 @@ class Committer:
             raise self._too_large(epoch, found) from error
         self._failpoints.hit("batch.executed")
         facts = [msgspec.json.decode(row["data"], type=TaskFacts) for row in rows if row["what"] == What.FACTS]
+        if self._connectors is not None:
+            self._connectors.executed()
         if self._driver is not None:
             self.files.check_driver(self._driver)
         if self._spark_files is not None:
             self._spark_files.sync()
-        record = self._record(epoch, facts)
+        record = self._record(epoch, facts, work)
         sealed = self.seal(epoch, attempt, rows, record)
         if sealed is not None:
             self.finish(sealed)
         self._failpoints.hit("batch.kept")
+        if self._connectors is not None:
+            self._connectors.finished(record.cut)
         if self._on_batch is None:
             return
         partitions = [fact for task in facts for fact in task.partitions]
@@ -292,7 +302,13 @@ class Committer:
                 sink.release(epoch, pl.concat([spec.empty(), *frames[spec.stream.step]]))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_on_batch": None, "_failpoints": NoFailpoints(), "_sinks": (), "_spark_files": None}
+        return self.__dict__ | {
+            "_on_batch": None,
+            "_failpoints": NoFailpoints(),
+            "_sinks": (),
+            "_spark_files": None,
+            "_connectors": None,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -364,8 +380,9 @@ class Committer:
             "smaller ones. Or write to files in a directory (format='parquet'), which tasks write: of upserts they are a changelog."
         )
 
-    def _record(self, epoch: int, facts: Sequence[TaskFacts]) -> EpochRecord:
-        works: list[Work] = [task.work for task in facts if task.work is not None]
+    def _record(self, epoch: int, facts: Sequence[TaskFacts], given: Work | None) -> EpochRecord:
+        """`given`: the work of the batch, where it was given to its tasks and does not come from one of them."""
+        works: list[Work] = [task.work for task in facts if task.work is not None] if given is None else [given]
         if len(works) != 1 or works[0].epoch != epoch:
             epochs = ", ".join(str(work.epoch) for work in works) or "none"
             raise DamagedError(
@@ -374,4 +391,6 @@ class Committer:
             )
         before = self._seed_cut if epoch == self.first_epoch else self.files.cut(epoch - 1)
         partitions = [fact for task in facts for fact in task.partitions]
+        if self._connectors is not None:
+            partitions = self._connectors.facts(works[0], partitions)
         return EpochRecord(work=works[0], cut=cut_after(before, works[0], partitions, self._lateness_us))

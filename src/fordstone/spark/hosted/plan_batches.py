@@ -123,6 +123,9 @@ class SourceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """After the batch, for the partitions that this task read and that are still waited for."""
     ended_us: dict[str, int] = {}
     """The largest watermark of those that it read to their end."""
+    by_partition: dict[str, dict[str, int]] = {}
+    """Of sources that a connector of Spark's reads, whose tasks learn from rows alone what they read: the watermark of each partition that the batch
+    reads, from one task that before the batch, and from those that had rows that after it. The largest counts."""
     now_us: int = 0
     before_us: int = 0
     """The times by the clock, from the task that was given the work."""
@@ -172,6 +175,7 @@ def read_clock(marks: Iterable[bytes]) -> SourceTimes:
     least: dict[str, int] = {}
     ended: dict[str, int] = {}
     tables: dict[str, str] = {}
+    partitions: dict[str, dict[str, int]] = {}
     now_us = before_us = 0
     for data in marks:
         mark = msgspec.json.decode(data, type=SourceTimes)
@@ -182,7 +186,18 @@ def read_clock(marks: Iterable[bytes]) -> SourceTimes:
             least[source] = min(least.get(source, us), us)
         for source, us in mark.ended_us.items():
             ended[source] = max(ended.get(source, us), us)
-    return SourceTimes(clocks=clocks, least_us=least, ended_us=ended, now_us=now_us, before_us=before_us, tables=tables)
+        for source, found in mark.by_partition.items():
+            known = partitions.setdefault(source, {})
+            known |= {name: max(known.get(name, us), us) for name, us in found.items()}
+    return SourceTimes(
+        clocks=clocks,
+        least_us=least,
+        ended_us=ended,
+        by_partition=partitions,
+        now_us=now_us,
+        before_us=before_us,
+        tables=tables,
+    )
 
 
 def source_times(clock: SourceTimes) -> dict[str, SourceTime]:
@@ -193,7 +208,8 @@ def source_times(clock: SourceTimes) -> dict[str, SourceTime]:
             found[source] = SourceTime(TIME_MAX_US)
             continue
         idle = known.state is SourceState.IDLE
-        leasts = () if idle else (known.least_us, clock.least_us.get(source))
+        read = clock.by_partition.get(source, {}).values()
+        leasts = () if idle else (known.least_us, clock.least_us.get(source), min(read, default=None))
         furthest_us = max(known.ended_us, clock.ended_us.get(source, TIME_MIN_US))
         us = reached_us(known.watermark_us, waited=[us for us in leasts if us is not None], ended=[furthest_us])
         found[source] = SourceTime(us, idle=idle, ended_us=furthest_us)
@@ -341,8 +357,11 @@ class Planner:
     def close(self) -> None:
         close_sources(self._sources.values())
 
-    def next_work(self, before: Cut | None, epoch: int, *, seeds: bool = False) -> Work | None:
-        """Return the work of the next batch after the cut `before`; None: there is nothing to do now."""
+    def next_work(self, before: Cut | None, epoch: int, *, seeds: bool = False, begun: bool = False) -> Work | None:
+        """Return the work of the next batch after the cut `before`; None: there is nothing to do now.
+
+        `begun`: Spark has begun the batch, so it is one although there may be nothing to do.
+        """
         reads: list[PartitionRead] = []
         clocks: dict[str, SourceClock] = {}
         changed: dict[str, dict[str, PartitionCut]] = {}
@@ -388,7 +407,7 @@ class Planner:
             if here:
                 changed[step.name] = here
         ticks = self._tick_us is not None and self._target is None and now_us - before_us >= self._tick_us
-        if not (news or ticks):
+        if not (news or ticks or begun):
             return None
         self._before_us, self._before_at_us = now_us, at_us
         return Work(
@@ -401,6 +420,18 @@ class Planner:
             now_us=now_us,
             before_us=before_us,
         )
+
+    def due_us(self, before: Cut) -> int | None:
+        """Return when, by the monotonic clock, a batch is due after this cut although no rows come; None: not before rows come."""
+        due = [] if self._tick_us is None else [self._before_at_us + self._tick_us]
+        for step in self._steps:
+            if step.idle_after_us is not None and has_event_time(step):
+                due += [
+                    self._seen_us.get((step.name, name), self._clock_us()) + step.idle_after_us
+                    for name, cut in before.sources[step.name].partitions.items()
+                    if not cut.idle and not cut.done
+                ]
+        return min(due, default=None)
 
     def still_planned(self, work: Work, before: Callable[[], Cut | None]) -> Work:
         """Return the work of a batch that is not sealed, without what has turned out to be unreadable (`Source.still_planned`).

@@ -41,10 +41,19 @@ from fordstone.runtime.available import check_available_now, check_nothing_new
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.checkpoint import IDENTITY_PATH, DriverMark, QueryFiles, QueryIdentity
 from fordstone.spark.hosted.commit import Committer, OnBatch, SinkSpec, sink_specs
+from fordstone.spark.hosted.connector_sources import (
+    ConnectorEpochs,
+    ConnectorWork,
+    WakeReader,
+    connector_feed,
+    connector_reads,
+    connectors_of,
+    loaded,
+)
 from fordstone.spark.hosted.operator_host import batch_host, state_names
 from fordstone.spark.hosted.plan_batches import Planner
 from fordstone.spark.hosted.sent import PACKED, SOURCE_NAME, HostProcessor, Lazy, source_class
-from fordstone.spark.hosted.source import PipelineReader, batch_feed, opened, shares_of
+from fordstone.spark.hosted.source import PipelineReader, Share, batch_feed, opened, shares_of
 from fordstone.spark.hosted.stages import QuerySetting, Stages, build_stages
 from fordstone.spark.hosted.state_transfer import Seed, edge_seed, newest_epoch
 from fordstone.spark.hosted.tables import BatchTables
@@ -83,7 +92,8 @@ class HostedQuery:
     driver: DriverMark | None = None
     """Of this process, where the location cannot be locked."""
     sources: dict[str, Source] = field(default_factory=dict)
-    """Of a batch job, the sources from when it is planned; of a stream those at a hub, which the driver follows, to report their trouble."""
+    """Of a batch job, the sources from when it is planned; of a stream those at a hub, which the driver follows, to report their trouble, and
+    those that connectors of Spark's read."""
 
     @property
     def files(self) -> QueryFiles:
@@ -106,18 +116,40 @@ class HostedQuery:
         close_sources(self.sources.values())
 
     def start(self, on_batch: OnBatch) -> StreamingQuery:
-        committer = self._committer(on_batch)
-        setting = self.setting
-        reader = PipelineReader(
-            setting,
-            self.files,
-            self.seed,
-            first_epoch=self.identity.first_epoch,
-            rows_max=self.config.rows_max,
-            tasks=self.tasks,
-        )
+        setting, first_epoch = self.setting, self.identity.first_epoch
+        connectors = connectors_of(self.stages, bounded=False)
+        epochs: ConnectorEpochs | None = None
+        reader: PipelineReader | WakeReader
+        if connectors:
+            self.sources.update((step.name, opened(step, bounded=False)) for step in self.stages.sources)
+            epochs = ConnectorEpochs(
+                self.spark,
+                setting,
+                connectors,
+                self.sources,
+                self.files,
+                self.seed,
+                first_epoch=first_epoch,
+                ticks=not self.config.available_now,
+            )
+            starts = epochs.starts()
+            reader = WakeReader(setting, self.files, self.seed, first_epoch=first_epoch, tasks=self.tasks)
+        else:
+            reader = PipelineReader(
+                setting,
+                self.files,
+                self.seed,
+                first_epoch=first_epoch,
+                rows_max=self.config.rows_max,
+                tasks=self.tasks,
+            )
         self.spark.dataSource.register(source_class(reader))
         rows = self.spark.readStream.format(SOURCE_NAME).load()
+        for name, connector in connectors.items():
+            options = connector.stream_options(starts[name], self.config.rows_max)
+            read = loaded(self.spark, connector, options, stream=True)
+            rows = rows.union(read.mapInArrow(connector_feed(setting, name, first_epoch), PACKED))
+        committer = self._committer(on_batch, epochs)
         for depth in range(1, self.stages.depth + 1):
             rows = rows.groupBy("shard").transformWithState(
                 HostProcessor(setting, depth, state_names(setting, depth)),
@@ -146,12 +178,12 @@ class HostedQuery:
             self.sources.update((step.name, opened(step, bounded=True)) for step in self.stages.sources)
             check_nothing_new(self.plan.pipeline, self.files.cut(epoch), self.sources)
             return
-        committer = self._committer(on_batch)
         sealed = self.files.sealed(epoch)
         if sealed is not None:
             # An earlier try came to its end, but not all of it was released.
-            committer.finish(sealed)
+            self._committer(on_batch).finish(sealed)
             return
+        connectors = connectors_of(self.stages, bounded=True)
         steps = self.stages.sources
         self.sources.update((step.name, opened(step, bounded=True)) for step in steps)
         planner = Planner(
@@ -162,17 +194,23 @@ class HostedQuery:
         if work is None:
             raise AssertionError("a bounded pipeline that has not ended has its end before it")
         work = BatchTables(self.setting).planned(work, before_us=0)
-        shares = [msgspec.json.encode(share) for share in shares_of(work, self.tasks)]
+        shares = shares_of(work, self.tasks)
+        if connectors:
+            shares = [Share(work=work), *(share for share in shares if share.seeds is not None)]
         # As Arrow: for rows Spark would start Python workers of another kind, which nothing else needs.
-        given = self.spark.createDataFrame(pa.table({"place": range(len(shares)), "share": shares})).repartitionByRange(
-            len(shares), "place"
-        )
+        table = pa.table({"place": range(len(shares)), "share": [msgspec.json.encode(share) for share in shares]})
+        given = self.spark.createDataFrame(table).repartitionByRange(len(shares), "place")
         rows = given.mapInArrow(batch_feed(self.setting, self.seed), PACKED)
+        for name, connector in connectors.items():
+            reads = connector_reads(work, name, self.sources[name])
+            if reads:
+                read = loaded(self.spark, connector, connector.batch_options(reads), stream=False)
+                rows = rows.union(read.mapInArrow(connector_feed(self.setting, name, epoch), PACKED))
         for depth in range(1, self.stages.depth + 1):
             rows = rows.groupBy("shard").applyInArrow(batch_host(self.setting, depth), PACKED)
-        committer.run(rows, epoch)
+        self._committer(on_batch, ConnectorWork(self.spark, work) if connectors else None).run(rows, epoch)
 
-    def _committer(self, on_batch: OnBatch) -> Committer:
+    def _committer(self, on_batch: OnBatch, connectors: ConnectorWork | None = None) -> Committer:
         writer = SinkWriter(
             pipeline=self.plan.pipeline,
             node=self.identity.seed_node or self.config.node,
@@ -193,6 +231,7 @@ class HostedQuery:
             driver=self.driver,
             failpoints=failpoints_of_process(),
             discard_later=self.config.discard_later_output,
+            connectors=connectors,
         )
         if self.seed is not None:
             committer.release_seed(self.seed.epoch, self.seed.segments())
@@ -229,6 +268,12 @@ def hosted_query(
     checkpoint = config.checkpoint_of(plan.pipeline)
     plan = absolute(_readable(plan, config, checkpoint))
     stages = build_stages(plan)
+    connectors = connectors_of(stages, bounded=batch)
+    if connectors and is_connect(spark):
+        raise ConfigError(
+            f"source {next(iter(connectors))}: spark_connector=True needs a Spark session in this process, and this one is Spark Connect's. "
+            "Leave it out: the source is then read by Fordstone."
+        )
     check_sinks(plan, spark, streaming=not batch)
     stored = QueryFiles(checkpoint)
     stored.repair_spark()
@@ -245,6 +290,7 @@ def hosted_query(
         seed_node=None if seed is None else seed.manifest.node,
         seed_granted=0 if seed is None else seed.granted,
         bounded=config.bounded,
+        connector_sources=tuple(connectors),
         owner=uuid4().hex,
     )
     if known is not None and known.seed is not None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Row
 
+    from fordstone.spark.hosted.connector_sources import WakeReader
     from fordstone.spark.hosted.source import PipelineReader
     from fordstone.spark.hosted.stages import QuerySetting
 
@@ -63,7 +64,7 @@ class Lazy(Generic[T]):
 class SentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`PipelineReader`, as Spark sends it."""
 
-    def __init__(self, reader: Lazy[PipelineReader]) -> None:
+    def __init__(self, reader: Lazy[PipelineReader | WakeReader]) -> None:
         self._reader = reader
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -89,7 +90,7 @@ class SentReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reader.get().close()
 
 
-def source_class(reader: PipelineReader) -> type[DataSource]:
+def source_class(reader: PipelineReader | WakeReader) -> type[DataSource]:
     """A data source class for one query. Spark sends the class itself to its workers, with what it holds."""
     sent = SentReader(Lazy(reader))
 

@@ -14,7 +14,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from fordstone.connectors.base import Source, SourceOptions, close_sources
+from fordstone.connectors.base import Chunk, Source, SourceOptions, close_sources
 from fordstone.connectors.registry import open_source
 from fordstone.epochs.manifest import Cut, PartitionCut
 from fordstone.errors import CheckpointError, DamagedError, SourceError
@@ -65,16 +65,104 @@ class _DeadEnd:
         self.packer.out(self.tag, frame)
 
 
+class Intakes:
+    """The way of one task's rows: judged, run through the fused steps, packed. Used once."""
+
+    def __init__(self, setting: QuerySetting, tables: Mapping[str, str]) -> None:
+        """`tables`: of the batch (`Work.tables`)."""
+        self.setting = setting
+        self.stages = setting.stages
+        self._operators = setting.operators_with(tables)
+        self.packer = Packer(setting.shards)
+        self._chains: dict[str, Chain] = {}
+        self._parts: list[PartIntake] = []
+
+    def part(self, read: PartitionRead) -> PartIntake:
+        """Begin with a part of a partition."""
+        self._parts.append(PartIntake(self, read))
+        return self._parts[-1]
+
+    def finish(self, times: SourceTimes | None, work: Work | None) -> Iterator[Packed]:
+        """Yield what is left, with the facts and, if a later stage needs it, the mark of time."""
+        report = TaskFacts(
+            partitions=tuple(part.fact() for part in self._parts),
+            rows_late=sum(chain.late_rows for chain in self._chains.values()),
+            late_by_us=max((chain.late_by_us for chain in self._chains.values()), default=0),
+            rows_failed=sum(chain.failed_rows for chain in self._chains.values()),
+            work=work,
+        )
+        self.packer.add(Packed(0, What.FACTS, 0, msgspec.json.encode(report)))
+        if self.stages.depth and times is not None:
+            self.packer.to_all(What.CLOCK, 0, msgspec.json.encode(times))
+        yield from self.packer.taken()
+
+    def step(self, name: str) -> p.Source:
+        return next(step for step in self.stages.sources if step.name == name)
+
+    def chain(self, source: str) -> Chain:
+        if source not in self._chains:
+            host = self.stages.hosts[source]
+            self._chains[source] = make_chain(self.stages, host, self._operators, self.packer)
+        return self._chains[source]
+
+
+class PartIntake:
+    """The way of the rows of one part of a partition."""
+
+    def __init__(self, intakes: Intakes, read: PartitionRead) -> None:
+        self._read = read
+        self._step = step = intakes.step(read.source)
+        self._with_ids = step.name in intakes.setting.operators.with_ids
+        dead_end = _DeadEnd(intakes.packer, intakes.stages.sinks.index(DEAD_LETTERS + step.name))
+        self._letters = DeadLetters(step, dead_end)
+        self._intake = Intake(step, intakes.chain(step.name), self._letters)
+        self._rows = self._rejected = 0
+        self.partition = Partition.restored(
+            read.partition,
+            PartitionCut(
+                position=read.position,
+                max_time_us=read.max_time_us,
+                first_us=read.first_us,
+                floor_us=read.floor_us,
+                limit_us=read.limit_us,
+            ),
+            now_us=0,
+        )
+
+    def take(self, chunk: Chunk) -> None:
+        """Take the rows that follow."""
+        partition, letters, step = self.partition, self._letters, self._step
+        start, partition.position = partition.position, int(chunk.position)
+        before = letters.rows
+        letters.take(partition.name, chunk.rejected)
+        unread = letters.rows
+        frame = chunk.frame
+        if self._with_ids and chunk.row_positions is not None:
+            frame = frame.with_columns(row_ids(step.name, partition.name, chunk.row_positions))
+        if frame.height or step.declares_time:
+            with read_from(step.name, partition.name, start, partition.position):
+                self._intake.take(partition, chunk, frame)
+        # A row without a time is rejected, and is not counted as read as well.
+        self._rows += max(0, chunk.frame.height - (letters.rows - unread))
+        self._rejected += letters.rows - before
+
+    def fact(self) -> PartitionFact:
+        return PartitionFact(
+            source=self._read.source,
+            partition=self._read.partition,
+            max_time_us=self.partition.max_time_us,
+            first_us=self.partition.first_us,
+            rows=self._rows,
+            rejected=self._rejected,
+        )
+
+
 class Feed:
     """One task's reading. Used once."""
 
     def __init__(self, setting: QuerySetting, tables: Mapping[str, str]) -> None:
-        """`tables`: of the batch (`Work.tables`)."""
         self._setting = setting
-        self._stages = setting.stages
-        self._operators = setting.operators_with(tables)
-        self._packer = Packer(setting.shards)
-        self._chains: dict[str, Chain] = {}
+        self._intakes = Intakes(setting, tables)
         self._sources: dict[str, Source] = {}
 
     def run(self, reads: Sequence[PartitionRead], work: Work | None) -> Iterator[Packed]:
@@ -85,100 +173,50 @@ class Feed:
             close_sources(self._sources.values())
 
     def _run(self, reads: Sequence[PartitionRead], work: Work | None) -> Iterator[Packed]:
-        facts: list[PartitionFact] = []
         times = ReadTimes()
         self._open(reads)
         for read in reads:
-            partition = Partition.restored(
-                read.partition,
-                PartitionCut(
-                    position=read.position,
-                    max_time_us=read.max_time_us,
-                    first_us=read.first_us,
-                    floor_us=read.floor_us,
-                    limit_us=read.limit_us,
-                ),
-                now_us=0,
-            )
-            rows, rejected = 0, 0
-            for taken, refused in self._read(read, partition):
-                rows, rejected = rows + taken, rejected + refused
-                yield from self._packer.ready()
-            facts.append(
-                PartitionFact(
-                    source=read.source,
-                    partition=read.partition,
-                    max_time_us=partition.max_time_us,
-                    first_us=partition.first_us,
-                    rows=rows,
-                    rejected=rejected,
-                )
-            )
-            times.add(read, partition.cut(), self._step(read.source).lateness_us, bounded=self._setting.bounded)
-        report = TaskFacts(
-            partitions=tuple(facts),
-            rows_late=sum(chain.late_rows for chain in self._chains.values()),
-            late_by_us=max((chain.late_by_us for chain in self._chains.values()), default=0),
-            rows_failed=sum(chain.failed_rows for chain in self._chains.values()),
-            work=work,
-        )
-        self._packer.add(Packed(0, What.FACTS, 0, msgspec.json.encode(report)))
-        if self._stages.depth and (times.least_us or times.ended_us or work is not None):
+            part = self._intakes.part(read)
+            for chunk in self._chunks(read):
+                part.take(chunk)
+                yield from self._intakes.packer.ready()
+            lateness_us = self._intakes.step(read.source).lateness_us
+            times.add(read, part.partition.cut(), lateness_us, bounded=self._setting.bounded)
+        mark = None
+        if times.least_us or times.ended_us or work is not None:
             mark = SourceTimes(least_us=times.least_us, ended_us=times.ended_us)
             if work is not None:
                 mark = msgspec.structs.replace(
                     mark, clocks=work.clocks, now_us=work.now_us, before_us=work.before_us, tables=work.tables
                 )
-            self._packer.to_all(What.CLOCK, 0, msgspec.json.encode(mark))
-        yield from self._packer.taken()
+        yield from self._intakes.finish(mark, work)
 
     def _open(self, reads: Sequence[PartitionRead]) -> None:
         for name in dict.fromkeys(read.source for read in reads):
             mine = {PartitionId(read.partition): read for read in reads if read.source == name}
-            source = self._sources[name] = opened(self._step(name), bounded=self._setting.bounded)
+            source = self._sources[name] = opened(self._intakes.step(name), bounded=self._setting.bounded)
             source.restore({at: PartitionCut(position=one.until, identity=one.identity) for at, one in mine.items()})
             source.expect_reads({at: (Position(one.position), Position(one.until)) for at, one in mine.items()})
 
-    def _step(self, name: str) -> p.Source:
-        return next(step for step in self._stages.sources if step.name == name)
-
-    def _read(self, read: PartitionRead, partition: Partition) -> Iterator[tuple[int, int]]:
-        """Read up to the end of the part; gives the rows and rejects of each chunk."""
-        step = self._step(read.source)
-        with_ids = step.name in self._operators.with_ids
-        letters = DeadLetters(step, _DeadEnd(self._packer, self._stages.sinks.index(DEAD_LETTERS + step.name)))
-        intake = Intake(step, self._chain(step.name), letters)
+    def _chunks(self, read: PartitionRead) -> Iterator[Chunk]:
+        """Read up to the end of the part."""
+        with_ids = read.source in self._setting.operators.with_ids
         reader = self._sources[read.source].open(
             PartitionId(read.partition), Position(read.position), with_positions=with_ids
         )
+        position = read.position
         try:
-            while partition.position < read.until:
+            while position < read.until:
                 chunk = reader.read(self._setting.batch_rows, Position(read.until))
-                if chunk is None or int(chunk.position) <= partition.position:
+                if chunk is None or int(chunk.position) <= position:
                     raise SourceError(
-                        f"source {step.name}: {read.partition} ends at {partition.position}, but it was there up to "
+                        f"source {read.source}: {read.partition} ends at {position}, but it was there up to "
                         f"{read.until} when this batch was planned. Files may grow, but not shrink or go."
                     )
-                start, partition.position = partition.position, int(chunk.position)
-                before = letters.rows
-                letters.take(partition.name, chunk.rejected)
-                unread = letters.rows
-                frame = chunk.frame
-                if with_ids and chunk.row_positions is not None:
-                    frame = frame.with_columns(row_ids(step.name, partition.name, chunk.row_positions))
-                if frame.height or step.declares_time:
-                    with read_from(step.name, partition.name, start, partition.position):
-                        intake.take(partition, chunk, frame)
-                # A row without a time is rejected, and is not counted as read as well.
-                yield max(0, chunk.frame.height - (letters.rows - unread)), letters.rows - before
+                position = int(chunk.position)
+                yield chunk
         finally:
             reader.close()
-
-    def _chain(self, source: str) -> Chain:
-        if source not in self._chains:
-            host = self._stages.hosts[source]
-            self._chains[source] = make_chain(self._stages, host, self._operators, self._packer)
-        return self._chains[source]
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Spark's own files below a checkpoint location on a local disk: make them durable, and clear away what a power cut tore.
 
-Spark writes its logs (`offsets/`, `commits/`), its state (`state/`) and `metadata` and syncs none of them. Stores at a URL, such as
+Spark writes its logs (`offsets/`, `commits/`), its state (`state/`), where sources began (`sources/`) and `metadata` and syncs none of them. Stores at a URL, such as
 HDFS and S3, are durable by themselves, so their files are left alone.
 
 - `sync` is called when a batch has been executed, before its epoch is sealed. It covers what the batch wrote, and the commit of the
@@ -41,6 +41,7 @@ _OFFSETS: Final = "offsets"
 _COMMITS: Final = "commits"
 _METADATA: Final = "metadata"
 _STATE: Final = "state"
+_SOURCES: Final = "sources"
 _WRITTEN_IN_PLACE: Final = "SSTs"
 """The only directories in which files grow under their last name. All others are written under another name and renamed."""
 _VERSION: Final = re.compile(r"v\d+")
@@ -164,9 +165,11 @@ class SparkFiles:
         return {batch: can_be_read(batch) for batch in batches}
 
     def _empty(self) -> Iterator[str]:
-        """The empty files of the state. Spark does not continue its logs without `metadata`, which was synced with the first batch."""
+        """The empty files of the state, and of where sources began. Spark does not continue its logs without `metadata`, which was synced with
+        the first batch.
+        """
         for directory, names in self._walk():
-            if directory.partition("/")[0] != _STATE:
+            if directory.partition("/")[0] not in {_STATE, _SOURCES}:
                 continue
             for name in names:
                 path = _join(directory, name)
@@ -177,7 +180,8 @@ class SparkFiles:
     def _to_set_aside(self, decided: LogRepair, empty: Iterable[str]) -> tuple[str, ...]:
         if decided.committed < 0:
             # Spark starts with its first batch, and has no state.
-            return tuple(name for name in (_OFFSETS, _COMMITS, _STATE, _METADATA) if self._disk.exists(name))
+            started = tuple(name for name in (_OFFSETS, _COMMITS, _STATE, _METADATA) if self._disk.exists(name))
+            return (*started, *(path for path in empty if path.partition("/")[0] == _SOURCES))
         return (
             *(f"{_OFFSETS}/{batch}" for batch in decided.offsets),
             *(f"{_COMMITS}/{batch}" for batch in decided.commits),
