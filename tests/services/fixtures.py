@@ -15,6 +15,7 @@ from tests.services.kafka import KafkaBroker
 from tests.services.kafka import started as started_kafka
 from tests.services.mosquitto import Mosquitto
 from tests.services.postgres import Postgres
+from tests.services.redis import RedisServer
 from tests.services.s3 import S3
 from tests.services.s3 import started as started_s3
 
@@ -39,6 +40,13 @@ def mosquitto() -> Iterator[Mosquitto]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     server = start_or_skip(Postgres)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    server = start_or_skip(RedisServer)
     yield server
     server.close()
 

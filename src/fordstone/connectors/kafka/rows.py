@@ -42,7 +42,7 @@ class MessageRows:
         """Return the rows, the position of each, and the messages that are no rows."""
         if not messages:
             return self._schema.empty(), pl.Series([], dtype=pl.Int64), ()
-        offsets = np.array([one.offset() for one in messages], dtype=np.int64)
+        offsets = _offsets(messages)
         frame, numbers, rejected = self._decoded(messages, offsets)
         parts: list[pl.Series] = []
         unfit = np.zeros(len(messages), dtype=bool)
@@ -141,6 +141,14 @@ class RowMessages:
             yield Outgoing(
                 value=values[at], key=keys[at], headers=mine or None, timestamp_ms=times[at], partition=numbers[at]
             )
+
+
+def _offsets(messages: Sequence[Message]) -> np.ndarray:
+    """Their offsets, which increase. Mostly none is left out, and the first and the last say all."""
+    first, last = messages[0].offset(), messages[-1].offset()
+    if last - first == len(messages) - 1:
+        return np.arange(first, last + 1, dtype=np.int64)
+    return np.array([one.offset() for one in messages], dtype=np.int64)
 
 
 def _texts(name: str, found: list[Any], kind: DataType) -> tuple[pl.Series, list[int]]:

@@ -21,6 +21,7 @@ from fordstone.connectors.base import (
     Home,
     OpenContext,
     Sink,
+    SinkDelayedError,
     SinkStream,
     Source,
     SourceOptions,
@@ -191,7 +192,11 @@ class ConnectorOpener:
 
     def sink(self, step: p.Sink, *, resumes_after: int | None = None) -> Sink:
         """`resumes_after`: the newest sealed epoch, for a sink that waits for seals."""
-        return open_sink(step.connector, self.stream(step, resumes_after=resumes_after), self._context(step))
+        try:
+            return open_sink(step.connector, self.stream(step, resumes_after=resumes_after), self._context(step))
+        except SinkDelayedError as error:
+            error.step = step.name
+            raise
 
     def stream(self, step: p.Sink, *, resumes_after: int | None = None) -> SinkStream:
         """Describe the stream of a sink, and this start."""

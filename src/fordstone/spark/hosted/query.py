@@ -89,9 +89,9 @@ class HostedQuery:
     def files(self) -> QueryFiles:
         return QueryFiles(self.checkpoint)
 
-    def troubles(self) -> list[SourceTrouble]:
+    def troubles(self) -> dict[str, SourceTrouble]:
         """What is wrong with input that is read on nonetheless. Asks nothing."""
-        return [source.trouble() for source in self.sources.values()]
+        return {name: source.trouble() for name, source in self.sources.items()}
 
     def follow(self) -> None:
         """Follow the sources at a hub in this process, beside the planner, which Spark runs in another one, as long as the query is used."""
