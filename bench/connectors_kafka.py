@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,17 +134,24 @@ def _bare(broker: KafkaBroker, topic: str, count: int) -> int:
     return total
 
 
-def _ours(broker: KafkaBroker, topic: str, count: int) -> int:
+def frames(broker: KafkaBroker, topic: str, count: int) -> Iterator[tuple[float, pl.DataFrame]]:
+    """What our source reads, each frame with when its read began."""
     spec = kafka_topic(topic, servers=broker.servers)
     source = open_source(spec, SourceOptions(schema=Schema.of(SCHEMA), bounded=False))
     reader = source.open(source.partitions()[0], Position(0), with_positions=False)
-    total, rows = 0, 0
+    rows = 0
     while rows < count:
+        began_s = time.perf_counter()
         chunk = reader.read(READ_ROWS)
         if chunk is None:
             time.sleep(0.001)  # as the engine
             continue
-        rows, total = rows + chunk.frame.height, total + int(chunk.frame["n"].sum() or 0)
+        rows += chunk.frame.height
+        if chunk.frame.height:
+            yield began_s, chunk.frame
     reader.close()
     source.close()
-    return total
+
+
+def _ours(broker: KafkaBroker, topic: str, count: int) -> int:
+    return sum(int(frame["n"].sum()) for _, frame in frames(broker, topic, count))

