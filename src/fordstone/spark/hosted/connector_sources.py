@@ -10,6 +10,7 @@ was recorded; a partition of which a batch has no rows, such as one with marks o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from fordstone.spark.hosted.state_transfer import Seed
 
 WORK_PROPERTY: Final = "fordstone.work"
+HOLD_S: Final = 1.0
+"""How long the next batch is held back where the query is to be stopped. The driver looks every `spark.run.LOOK_EVERY_S`."""
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
 """As Spark calls it."""
 _NOT_FOUND: Final = (
@@ -218,6 +221,9 @@ class WakeReader:
 
     def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
         if self._files.stop_requested():
+            # Spark asks this source first. While it waits for the answer no batch is planned, so the query can be stopped between two.
+            self._files.hold()
+            time.sleep(HOLD_S)
             return start
         number = int(start["wake"])
         due_us = self._files.due_us() if number and self._waits else None
