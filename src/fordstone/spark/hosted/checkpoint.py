@@ -291,14 +291,18 @@ class QueryFiles:
             )
         return None if offsets[number] == _NO_OFFSET else offsets[number]
 
-    def spark_start(self, number: int) -> str | None:
-        """Return where Spark has begun one of the query's sources, as an offset; None: it has not, or does not record it."""
+    def spark_start(self, number: int) -> str:
+        """Return where Spark has begun one of the query's sources, as an offset."""
+        path = f"sources/{number}/0"
         try:
-            data = open_remote(self.root).get(f"sources/{number}/0")
-        except FileNotFoundError:
-            return None
-        version, _, text = data.decode().lstrip("\0").partition("\n")
-        return text if version == _SPARK_LOG else None
+            version, _, text = open_remote(self.root).get(path).decode().lstrip("\0").partition("\n")
+        except (OSError, StorageError, ValueError) as error:
+            raise DamagedError(
+                f"{self._place(path)} cannot be read: {error}. Restore the checkpoint location as a whole, or begin with a new one."
+            ) from error
+        if version != _SPARK_LOG:
+            raise DamagedError(f"{self._place(path)} is not as Spark 4 writes it: it begins with {version!r}.")
+        return text
 
     def put_due(self, due_us: int | None) -> None:
         """Record when, in microseconds since 1970, a batch is due although no rows come."""

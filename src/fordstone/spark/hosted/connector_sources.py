@@ -36,7 +36,7 @@ from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.partitions import partition_watermark_us
 from fordstone.spark.hosted.checkpoint import QueryFiles
 from fordstone.spark.hosted.packing import Packed, batches, freeze_gc, shard_keys
-from fordstone.spark.hosted.plan_batches import PartitionFact, Planner, SourceTimes, Work
+from fordstone.spark.hosted.plan_batches import PARTITIONS_MAX, PartitionFact, Planner, SourceTimes, Work
 from fordstone.spark.hosted.source import Intakes, Share, run_share
 from fordstone.spark.hosted.stages import QuerySetting, Stages, tick_us
 from fordstone.storage.clock import monotonic_clock_us, wall_clock_us
@@ -345,6 +345,11 @@ class ConnectorEpochs(ConnectorWork):
                 else source.start_of(partition)
                 for partition in source.partitions()
             }
+            if len(found[name]) > PARTITIONS_MAX:
+                raise ConfigError(
+                    f"source {name} has {len(found[name]):,} partitions, and Spark's own connector reads at most {PARTITIONS_MAX:,} of a source here. "
+                    "Leave spark_connector out: the partitions are then read in turn."
+                )
         return found
 
     def work(self, epoch: int) -> Work:
@@ -355,9 +360,8 @@ class ConnectorEpochs(ConnectorWork):
         for number, (name, connector) in enumerate(self._connectors.items(), start=1):
             known = before.sources[name].partitions if before is not None and name in before.sources else {}
             logged = self._files.spark_offset(batch, number)
-            start_text = self._files.spark_offset(batch - 1, number) if batch else None
-            start_text = start_text or self._files.spark_start(number)
-            start = {} if start_text is None else connector.positions(start_text)
+            before_it = self._files.spark_offset(batch - 1, number) if batch else None
+            start = connector.positions(before_it or self._files.spark_start(number))
             end = start if logged is None else connector.positions(logged)
             self._check_start(name, epoch, known, start)
             planned = self._sources[name]
@@ -377,9 +381,10 @@ class ConnectorEpochs(ConnectorWork):
             [] if work is None else [(read.source, read.partition, read.position, read.until) for read in work.reads]
         )
         if work is None or set(reads) != wanted:
+            said = "its record" if epoch <= self._newest_record else "its plan"
             raise DamagedError(
-                f"epoch {epoch}: Spark's batch {batch} does not read what {'its record in ' + self._files.root if epoch <= self._newest_record else 'was planned'} "
-                "says. Nothing of it was released. Restore the checkpoint location as a whole, or begin with a new one."
+                f"epoch {epoch}: Spark's batch {batch} does not read what {said} in {self._files.root} says. Nothing of it was released. Restore the "
+                "checkpoint location as a whole, or begin with a new one."
             )
         return work
 
