@@ -11,6 +11,7 @@ from tests.spark.test_plan_batches import Plans
 
 from fordstone.errors import DamagedError
 from fordstone.protocol.partitions import SourceState
+from fordstone.spark.hosted import connector_sources
 from fordstone.spark.hosted.checkpoint import QueryFiles
 from fordstone.spark.hosted.connector_sources import ConnectorWork, WakeReader
 from fordstone.spark.hosted.plan_batches import (
@@ -33,7 +34,10 @@ def waking(files: QueryFiles) -> WakeReader:
     return WakeReader(cast("Any", None), files, None, first_epoch=1, tasks=2)
 
 
-def test_the_first_batch_and_batches_that_are_due_begin_without_rows(tmp_path: Path) -> None:
+def test_the_first_batch_and_batches_that_are_due_begin_without_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connector_sources, "HOLD_S", 0.0)
     files = QueryFiles(str(tmp_path))
     reader = waking(files)
     first = reader.first_offset()
@@ -46,6 +50,7 @@ def test_the_first_batch_and_batches_that_are_due_begin_without_rows(tmp_path: P
     assert reader.next_offset(one) not in (first, one)
     files.request_stop()
     assert reader.next_offset(one) == one
+    assert files.held()
     files.clear_stop()
     reader.stop_at_what_is_there()
     assert reader.next_offset(one) == one

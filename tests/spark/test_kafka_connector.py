@@ -15,7 +15,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 from tests.connectors.kafka.topics import in_transactions, topic_of
 from tests.services.base import start_or_skip
-from tests.services.kafka import KafkaBroker
+from tests.services.kafka import KafkaBroker, started
 from tests.services.spark_kafka import setting
 from tests.waiting import until
 
@@ -279,6 +279,29 @@ def test_new_partitions_are_read_from_their_first_message_and_latest_counts_from
     assert words.counted == dict(words.sent)
 
 
+def test_a_broker_that_asks_for_a_password_is_read(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("KAFKA_PASSWORD", "simple")
+    broker = start_or_skip(lambda: started(tmp_path / "kafka", users={"ann": "simple"}))
+    try:
+        broker.create("guarded")
+        broker.send("guarded", [b'{"word":"a"}'])
+        client = {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "ann",
+            "sasl.password": {"secret": "KAFKA_PASSWORD"},
+        }
+        spec = build("guarded", servers=broker.guarded_servers, spark_connector=True, client=client)
+        connector = spark_connector(spec, SourceOptions(schema=Schema.of(WORD), bounded=True))
+        assert connector is not None
+        options = connector.batch_options({PartitionId("guarded/0"): (Position(1), Position(2))})
+        assert read_table(spark, connector, options)["value"].to_pylist() == [b'{"word":"a"}']
+    finally:
+        broker.stop()
+
+
 # What is wrong.
 
 
@@ -354,3 +377,30 @@ def test_early_results_and_idle_partitions_need_no_further_rows(
         query.close()
     assert [one.rows_in for one in outcomes[:2]] == [1, 0]
     assert out.rows()["n"].to_list() == [1]
+
+
+def test_a_query_that_always_has_rows_is_stopped_between_two_batches(spark: SparkSession, words: Words, tmp_path: Path):
+    pipeline, _ = words.pipeline(spark_reads=True)
+    words.send("a")
+    batches: list[int] = []
+
+    def on_batch(outcome: BatchOutcome) -> None:
+        batches.append(outcome.epoch)
+        words.send("a")
+
+    query = hosted_query(pipeline.plan(), {}, SparkConfig(state=tmp_path, interval="1ms"), spark, batch=False)
+    stream = query.start(on_batch)
+    try:
+        until(lambda: len(batches) > 1, "batches", alive=lambda: stream.isActive, report=stream.exception)
+        query.files.request_stop()
+        until(query.files.held, "a batch that is held back", alive=lambda: stream.isActive, report=stream.exception)
+    finally:
+        stream.stop()
+        query.close()
+    planned, committed = (
+        {int(file.name) for file in (tmp_path / "p/_spark" / log).iterdir() if file.name.isdigit()}
+        for log in ("offsets", "commits")
+    )
+    assert planned == committed
+    query.files.clear_stop()
+    assert not query.files.held()

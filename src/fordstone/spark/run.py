@@ -239,7 +239,7 @@ def _follow(query: HostedQuery, tally: _Tally, signals: Signals, on_progress: On
             if stop_by is None:
                 continue
             busy = stream.isActive and stream.status["isTriggerActive"]
-            if time.monotonic() > stop_by or not busy:
+            if time.monotonic() > stop_by or not busy or query.files.held():
                 break
         tally.look(stream)
     finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +169,11 @@ def test_the_error_without_the_jars_names_the_coordinates_of_this_spark():
     text = connector().how_to_install("4.3.0")
     assert "spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0" in text
     assert "spark.jars=" in text
+
+
+def test_tasks_do_not_need_the_client_library():
+    program = (
+        "import sys; sys.modules['confluent_kafka'] = None; import fordstone.connectors.kafka.spark_connector; "
+        "import fordstone.spark.hosted.connector_sources"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

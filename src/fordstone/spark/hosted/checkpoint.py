@@ -9,7 +9,8 @@
   finds another there stops before it seals.
 - `starts`: how often a driver has started, the generation that sinks compare (rule 18): a driver that still runs elsewhere is refused.
 - `due`: when a batch is due although no rows come, of a query whose sources connectors of Spark's read.
-- `stop`: the process that plans batches begins no further one while it exists; Spark itself can only break a query off.
+- `stop`: the process that plans batches begins no further one while it exists; Spark itself can only break a query off. `held`: likewise where
+  connectors of Spark's read, and that process can only hold the next batch back for a moment.
 
 Spark may lose its own logs in a power cut, and plan a batch for the second time: then it is planned from the record here (rule 23).
 
@@ -50,6 +51,7 @@ _STARTS: Final = "fordstone/starts"
 _STOP: Final = "fordstone/stop"
 _DRIVER: Final = "fordstone/driver.json"
 _DUE: Final = "fordstone/due"
+_HELD: Final = "fordstone/held"
 _SPARK_METADATA: Final = "metadata"
 """What Spark writes first of all, into the location of each stream."""
 _SPARK_LOG: Final = "v1"
@@ -289,14 +291,18 @@ class QueryFiles:
             )
         return None if offsets[number] == _NO_OFFSET else offsets[number]
 
-    def spark_start(self, number: int) -> str | None:
-        """Return where Spark has begun one of the query's sources, as an offset; None: it has not, or does not record it."""
+    def spark_start(self, number: int) -> str:
+        """Return where Spark has begun one of the query's sources, as an offset."""
+        path = f"sources/{number}/0"
         try:
-            data = open_remote(self.root).get(f"sources/{number}/0")
-        except FileNotFoundError:
-            return None
-        version, _, text = data.decode().lstrip("\0").partition("\n")
-        return text if version == _SPARK_LOG else None
+            version, _, text = open_remote(self.root).get(path).decode().lstrip("\0").partition("\n")
+        except (OSError, StorageError, ValueError) as error:
+            raise DamagedError(
+                f"{self._place(path)} cannot be read: {error}. Restore the checkpoint location as a whole, or begin with a new one."
+            ) from error
+        if version != _SPARK_LOG:
+            raise DamagedError(f"{self._place(path)} is not as Spark 4 writes it: it begins with {version!r}.")
+        return text
 
     def put_due(self, due_us: int | None) -> None:
         """Record when, in microseconds since 1970, a batch is due although no rows come."""
@@ -310,7 +316,15 @@ class QueryFiles:
 
     def clear_stop(self) -> None:
         """Called before a query starts: one that was killed may have left the mark."""
-        open_remote(self.root).remove(_STOP)
+        for path in (_STOP, _HELD):
+            open_remote(self.root).remove(path)
+
+    def hold(self) -> None:
+        """Record that the process that plans batches holds the next one back for a while, because a stop was requested."""
+        open_remote(self.root).put(_HELD, b"")
+
+    def held(self) -> bool:
+        return self.has(_HELD)
 
     def stop_requested(self) -> bool:
         return self.has(_STOP)

@@ -10,6 +10,7 @@ was recorded; a partition of which a batch has no rows, such as one with marks o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +36,7 @@ from fordstone.plan.ids import PartitionId, Position
 from fordstone.protocol.partitions import partition_watermark_us
 from fordstone.spark.hosted.checkpoint import QueryFiles
 from fordstone.spark.hosted.packing import Packed, batches, freeze_gc, shard_keys
-from fordstone.spark.hosted.plan_batches import PartitionFact, Planner, SourceTimes, Work
+from fordstone.spark.hosted.plan_batches import PARTITIONS_MAX, PartitionFact, Planner, SourceTimes, Work
 from fordstone.spark.hosted.source import Intakes, Share, run_share
 from fordstone.spark.hosted.spark_files import spark_files
 from fordstone.spark.hosted.stages import QuerySetting, Stages, tick_us
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from fordstone.spark.hosted.state_transfer import Seed
 
 WORK_PROPERTY: Final = "fordstone.work"
+HOLD_S: Final = 1.0
+"""How long the next batch is held back where the query is to be stopped. The driver looks every `spark.run.LOOK_EVERY_S`."""
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
 """As Spark calls it."""
 _NOT_FOUND: Final = (
@@ -222,6 +225,9 @@ class WakeReader:
 
     def next_offset(self, start: dict[str, Any]) -> dict[str, Any]:
         if self._files.stop_requested():
+            # Spark asks this source first. While it waits for the answer no batch is planned, so the query can be stopped between two.
+            self._files.hold()
+            time.sleep(HOLD_S)
             return start
         number = int(start["wake"])
         due_us = self._files.due_us() if number and self._waits else None
@@ -344,6 +350,11 @@ class ConnectorEpochs(ConnectorWork):
                 else source.start_of(partition)
                 for partition in source.partitions()
             }
+            if len(found[name]) > PARTITIONS_MAX:
+                raise ConfigError(
+                    f"source {name} has {len(found[name]):,} partitions, and Spark's own connector reads at most {PARTITIONS_MAX:,} of a source here. "
+                    "Leave spark_connector out: the partitions are then read in turn."
+                )
         return found
 
     def work(self, epoch: int) -> Work:
@@ -358,9 +369,8 @@ class ConnectorEpochs(ConnectorWork):
         for number, (name, connector) in enumerate(self._connectors.items(), start=1):
             known = before.sources[name].partitions if before is not None and name in before.sources else {}
             logged = self._files.spark_offset(batch, number)
-            start_text = self._files.spark_offset(batch - 1, number) if batch else None
-            start_text = start_text or self._files.spark_start(number)
-            start = {} if start_text is None else connector.positions(start_text)
+            before_it = self._files.spark_offset(batch - 1, number) if batch else None
+            start = connector.positions(before_it or self._files.spark_start(number))
             end = start if logged is None else connector.positions(logged)
             self._check_start(name, epoch, known, start)
             planned = self._sources[name]
@@ -382,9 +392,10 @@ class ConnectorEpochs(ConnectorWork):
             [] if work is None else [(read.source, read.partition, read.position, read.until) for read in work.reads]
         )
         if work is None or set(reads) != wanted:
+            said = "its record" if epoch <= self._newest_record else "its plan"
             raise DamagedError(
-                f"epoch {epoch}: Spark's batch {batch} does not read what {'its record in ' + self._files.root if epoch <= self._newest_record else 'was planned'} "
-                "says. Nothing of it was released. Restore the checkpoint location as a whole, or begin with a new one."
+                f"epoch {epoch}: Spark's batch {batch} does not read what {said} in {self._files.root} says. Nothing of it was released. Restore the "
+                "checkpoint location as a whole, or begin with a new one."
             )
         return work
 
