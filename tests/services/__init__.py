@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Final
 
-SERVICES: Final[tuple[str, ...]] = ("hdfs", "kafka_broker", "mosquitto", "postgres", "s3")
+SERVICES: Final[tuple[str, ...]] = ("hdfs", "kafka_broker", "mosquitto", "postgres", "registry", "s3")
 """The names of the fixtures in `tests.services.fixtures`. Tests that use one of them run in one process, and not in --quick."""

@@ -18,9 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fordstone.connectors.avro.decode import Decoder, MismatchError
-from fordstone.connectors.avro.encode import Encoder, UnfitError
+from fordstone.connectors.avro.decode import Decoder
+from fordstone.connectors.avro.encode import Encoder
 from fordstone.connectors.avro.schema import AvroSchemaError, parse, schema_of
+from fordstone.connectors.registered import MismatchError, UnfitError
 from fordstone.lang.schema import DataType, Schema
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

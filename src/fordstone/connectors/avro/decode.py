@@ -11,7 +11,6 @@ Invariants: what becomes of a value does not depend on others; memory and time a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ import polars as pl
 from fordstone.connectors.avro.cursor import PADDING, Cursor, Failures, Longs
 from fordstone.connectors.avro.items import Starts, branches, pass_items, pass_value
 from fordstone.connectors.avro.schema import NO_DEFAULT, AvroField, AvroType
+from fordstone.connectors.registered import DecodedValues, MismatchError
 from fordstone.lang.schema import DataType, Schema
 
 Read = Callable[[Cursor], pl.Series]
@@ -40,22 +40,6 @@ _TIMES: Final = {"timestamp-millis": (1000, 1), "timestamp-micros": (1, 1), "tim
 _FLOATS: Final = {"float": "<f4", "double": "<f8"}
 _DECIMAL_BYTES_MAX: Final = 16
 _LOCAL: Final = "local-"
-
-
-class MismatchError(Exception):
-    """A writer's schema and the columns do not go together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodedValues:
-    """What values are."""
-
-    frame: pl.DataFrame
-    """The rows of the valid ones, in order."""
-    good: Longs
-    """Their numbers."""
-    failed: dict[int, str]
-    """Of the others, why."""
 
 
 class Decoder:

@@ -16,6 +16,7 @@ import polars as pl
 
 from fordstone.connectors.avro.cursor import Longs
 from fordstone.connectors.avro.schema import NO_DEFAULT, AvroField, AvroType
+from fordstone.connectors.registered import UnfitError
 from fordstone.lang.schema import DataType, Schema
 
 Bytes = npt.NDArray[np.uint8]
@@ -29,10 +30,6 @@ _WIDENS: Final = {
     "double": ("tinyint", "smallint", "int", "float", "double"),
 }
 _TIME_DIVISORS: Final = {"timestamp-millis": 1000, "timestamp-micros": 1}
-
-
-class UnfitError(Exception):
-    """A schema has no place for the columns."""
 
 
 @dataclass(frozen=True, slots=True)

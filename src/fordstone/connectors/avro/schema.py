@@ -6,7 +6,7 @@ Types may contain themselves, through a union, an array or a map. What is not a 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -71,20 +71,26 @@ class AvroType:
         return _SIZES.get(self.name)
 
 
-def parse(text: str) -> AvroType:
-    """Read a schema from its JSON."""
-    if len(text) > SCHEMA_CHARS_MAX:
-        raise AvroSchemaError(f"the schema has {len(text):,} characters, and may have {SCHEMA_CHARS_MAX:,}")
+def parse(text: str, references: Iterable[str] = ()) -> AvroType:
+    """Read a schema from its JSON. `references`: schemas with the types that it uses without declaring them, in order."""
+    reader = _SchemaReader()
     try:
-        given = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise AvroSchemaError(f"the schema is not JSON: {error}") from error
-    try:
-        found = _SchemaReader().type(given, "", 0)
+        for other in references:
+            reader.type(_json(other), "", 0)
+        found = reader.type(_json(text), "", 0)
         _weigh(found, {}, {})
     except RecursionError as error:
         raise AvroSchemaError("the schema is nested too deeply") from error
     return found
+
+
+def _json(text: str) -> Any:
+    if len(text) > SCHEMA_CHARS_MAX:
+        raise AvroSchemaError(f"the schema has {len(text):,} characters, and may have {SCHEMA_CHARS_MAX:,}")
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise AvroSchemaError(f"the schema is not JSON: {error}") from error
 
 
 def _weigh(kind: AvroType, open_records: dict[int, bool], known: dict[int, int]) -> int:
@@ -236,8 +242,11 @@ _PLAIN: Final = {
 
 
 def schema_of(columns: Schema, name: str) -> str:
-    """Return the JSON of the schema of rows with these columns. Every column may be null, and is so by default."""
-    return msgspec.json.encode(_record(dict(columns.items()), record_name(name), "")).decode()
+    """Return the JSON of the schema of rows with these columns. Every column may be null, and is so by default.
+
+    `name`: of the record, with its namespace if it has one.
+    """
+    return msgspec.json.encode(_record(dict(columns.items()), name, "")).decode()
 
 
 def record_name(text: str) -> str:

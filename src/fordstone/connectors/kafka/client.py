@@ -22,8 +22,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from fordstone.connectors.base import OpenContext
-from fordstone.connectors.kafka.kind import KafkaSettings, Secret
+from fordstone.connectors.base import OpenContext, Secret
+from fordstone.connectors.kafka.kind import KafkaSettings
 from fordstone.errors import ConfigError, FordstoneError
 
 log = logging.getLogger(__name__)
@@ -259,13 +259,7 @@ def client_config(settings: KafkaSettings, context: OpenContext) -> dict[str, An
     }
     for name, value in settings.client.items():
         if isinstance(value, Secret):
-            found = context.secrets.get(value.secret)
-            if found is None:
-                raise ConfigError(
-                    f"{settings.called}: {name} is the secret {value.secret!r}, and there is no environment variable of that name here. "
-                    "On Spark, the executors need it too."
-                )
-            config[name] = found
+            config[name] = value.of(context, where=f"{settings.called}: {name}")
         else:
             config[name] = value
     return config

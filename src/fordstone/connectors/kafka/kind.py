@@ -18,6 +18,7 @@ from fordstone.connectors.base import (
     ConnectorSpec,
     Delivery,
     OpenContext,
+    Secret,
     Sink,
     SinkStream,
     Source,
@@ -27,12 +28,16 @@ from fordstone.connectors.base import (
     options_of,
 )
 from fordstone.connectors.messages import MessageFormatName
+from fordstone.connectors.schema_registry import RegistryOptions
 from fordstone.errors import ConfigError
 from fordstone.lang.schema import Schema
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 TOPICS_MAX: Final = 1_000
+KafkaFormatName = MessageFormatName | Literal["avro", "protobuf"]
+REGISTERED: Final = ("avro", "protobuf")
+"""The formats whose schemas are in a registry."""
 _OURS: Final = {
     "auto.offset.reset": "use start=",
     "bootstrap.servers": "use servers=",
@@ -48,20 +53,24 @@ _OURS: Final = {
 _SECRETS: Final = ("password", "secret", "sasl.oauthbearer.config", "ssl.key.pem", "pkcs12")
 
 
-class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A value that is not in the plan: it is looked up by this name where the connector is opened."""
-
-    secret: str
-
-
 class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What stands in the plan."""
 
     topics: tuple[str, ...]
     servers: str
     """`host:port`, or several with commas between them: the client asks them for the others."""
-    format: MessageFormatName = "json"
+    format: Literal["json", "raw", "avro", "protobuf"] = "json"
     """What the value of a message contains."""
+    schema_registry: RegistryOptions | None = None
+    """Where the schemas of Avro and Protobuf are."""
+    schema: str | None = None
+    """The schema that rows are read as (its aliases and defaults), and written by: JSON of Avro, or a .proto text."""
+    subject: str | None = None
+    """The name of a sink's schema in the registry; by default the topic with "-value"."""
+    auto_register: bool = True
+    """Whether a sink registers its schema; else it writes by the newest one of the subject."""
+    message: str | None = None
+    """The message of a .proto text that rows are; by default its first one. For format="protobuf"."""
     key: str | None = None
     """The column of the message's key."""
     timestamp: str | None = None
@@ -97,6 +106,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError(f"{self.called}: name each topic once, and at most {TOPICS_MAX}.")
         if not all(":" in server for server in self.servers.split(",")):
             raise ConfigError(f"{self.called}: servers={self.servers!r} must be host:port, or several with commas.")
+        self._check_format()
         self.start_ms()
         for name, value in self.client.items():
             if name in _OURS:
@@ -109,6 +119,20 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         twice = [name for name in self.columns if self.columns.count(name) > 1]
         if twice:
             raise ConfigError(f"{self.called}: column {twice[0]!r} cannot be two parts of a message.")
+
+    def _check_format(self) -> None:
+        if self.format in REGISTERED:
+            if self.schema_registry is None:
+                raise ConfigError(
+                    f"{self.called}: format={self.format!r} needs schema_registry=, as in schema_registry='http://localhost:8081'."
+                )
+            if self.message is not None and self.format != "protobuf":
+                raise ConfigError(f"{self.called}: message= is for format='protobuf'.")
+            return
+        given = {"schema_registry": self.schema_registry, "schema": self.schema, "subject": self.subject}
+        for name, value in {**given, "message": self.message}.items():
+            if value is not None:
+                raise ConfigError(f"{self.called}: {name}= is for format='avro' and format='protobuf'.")
 
     @property
     def columns(self) -> list[str]:
@@ -153,7 +177,7 @@ def kafka(
     topics: str | Iterable[str],
     *,
     servers: str,
-    format: MessageFormatName | None = None,  # noqa: A002 - as in files(...)
+    format: KafkaFormatName | None = None,  # noqa: A002 - as in files(...)
     key: str | None = None,
     timestamp: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -165,11 +189,17 @@ def kafka(
     time_unit: Literal["s", "ms", "us"] | None = None,
     group: str | None = None,
     client: Mapping[str, object] | None = None,
+    schema_registry: str | Mapping[str, object] | None = None,
+    schema: str | Mapping[str, object] | None = None,
+    subject: str | None = None,
+    auto_register: bool | None = None,
+    message: str | None = None,
 ) -> ConnectorSpec:
     """A topic of Apache Kafka, or for a source several. Needs `pip install 'fordstone[kafka]'`.
 
     The columns named by `key`, `timestamp`, `headers` (column to header), `partition` and `offset` are those parts of a message, and the
-    others are its value: an object of JSON, or one column with `format="raw"`. Options: see
+    others are its value: an object of JSON, one column with `format="raw"`, or a record of Avro or Protobuf whose schema is in
+    `schema_registry`: its address, or a dict of `fordstone.connectors.schema_registry.RegistryOptions`. Options: see
     `fordstone.connectors.kafka.kind.KafkaSettings`.
     """
     given = {
@@ -187,6 +217,11 @@ def kafka(
         "time_unit": time_unit,
         "group": group,
         "client": None if client is None else dict(client),
+        "schema_registry": {"url": schema_registry} if isinstance(schema_registry, str) else schema_registry,
+        "schema": schema if schema is None or isinstance(schema, str) else msgspec.json.encode(schema).decode(),
+        "subject": subject,
+        "auto_register": auto_register,
+        "message": message,
     }
     return checked_spec("kafka", given, KafkaSettings)
 
