@@ -22,7 +22,8 @@ from tests.services.s3 import S3
 from tests.waiting import until
 
 from fordstone.connectors import latest, rows
-from fordstone.storage.remote import S3_PART_BYTES, open_filesystem
+from fordstone.storage.remote import open_filesystem
+from fordstone.storage.remote.kinds import S3_PART_BYTES
 
 ROWS = 40
 TEXT_BYTES = 9 * S3_PART_BYTES // (4 * ROWS)

@@ -21,8 +21,7 @@ from fordstone.connectors.base import SinkStream
 from fordstone.connectors.registry import open_sink
 from fordstone.errors import ConfigError
 from fordstone.lang.schema import Schema
-from fordstone.storage import remote as remote_module
-from fordstone.storage.remote import FsspecRemote, StoreAwayError, limited, open_filesystem, open_remote
+from fordstone.storage.remote import FsspecRemote, StoreAwayError, limits, open_filesystem, open_remote
 
 BODY = b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>%s</Code><Message>Please reduce your request rate.</Message></Error>'
 
@@ -228,8 +227,8 @@ def test_a_server_that_answers_nothing_is_given_up(
         remote = open_remote(url)
         remote.put("a", b"1")
         with monkeypatch.context() as patch, server.paused():
-            patch.setattr(remote_module, "REQUEST_TIMEOUT_S", 0.5)
-            patch.setattr(remote_module, "BYTES_PER_S_MIN", 1 << 30)
+            patch.setattr(limits, "REQUEST_TIMEOUT_S", 0.5)
+            patch.setattr(limits, "BYTES_PER_S_MIN", 1 << 30)
             with pytest.raises(StoreAwayError, match="no response within"):
                 remote.put("a", b"2" * (8 << 20))
         until(lambda remote=remote: _answers(remote), "an answer")  # type: ignore[misc]
@@ -246,7 +245,7 @@ def _answers(remote: Any) -> bool:
 def test_what_takes_too_long_is_left_to_itself() -> None:
     never = threading.Event()
     with pytest.raises(TimeoutError, match="no response within 0 s"):
-        limited(never.wait, 0.01)
+        limits.limited(never.wait, 0.01)
     never.set()
 
 
