@@ -551,6 +551,17 @@ class OpenContext:
         return self.home
 
 
+def secret_of(secrets: Mapping[str, str], name: str, *, option: str, where: str) -> str:
+    """Return the secret that an option names. What is in it never stands in an error."""
+    found = secrets.get(name)
+    if not found:
+        raise ConfigError(
+            f"{where}: {option} names the secret {name!r}, and there is no environment variable of that name here. Set it where this runs; "
+            "on Spark, for the executors, too."
+        )
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """What `fordstone connectors` says of a kind."""

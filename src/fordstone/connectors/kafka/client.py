@@ -22,7 +22,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from fordstone.connectors.base import OpenContext
+from fordstone.connectors.base import OpenContext, secret_of
 from fordstone.connectors.kafka.kind import KafkaSettings, Secret
 from fordstone.errors import ConfigError, FordstoneError
 
@@ -263,13 +263,7 @@ def client_config(settings: KafkaSettings, context: OpenContext) -> dict[str, An
     }
     for name, value in settings.client.items():
         if isinstance(value, Secret):
-            found = context.secrets.get(value.secret)
-            if found is None:
-                raise ConfigError(
-                    f"{settings.called}: {name} is the secret {value.secret!r}, and there is no environment variable of that name here. "
-                    "On Spark, the executors need it too."
-                )
-            config[name] = found
+            config[name] = secret_of(context.secrets, value.secret, option=name, where=settings.called)
         else:
             config[name] = value
     return config
