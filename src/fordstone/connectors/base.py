@@ -618,15 +618,20 @@ class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     secret: str
 
-    def of(self, context: OpenContext, *, where: str) -> str:
-        """Return the value. `where` begins the error if there is none."""
-        found = context.secrets.get(self.secret)
-        if found is None:
-            raise ConfigError(
-                f"{where} is the secret {self.secret!r}, and there is no environment variable of that name here. "
-                "On Spark, the executors need it too."
-            )
-        return found
+    def of(self, context: OpenContext, *, option: str, where: str) -> str:
+        """Return the value."""
+        return secret_of(context.secrets, self.secret, option=option, where=where)
+
+
+def secret_of(secrets: Mapping[str, str], name: str, *, option: str, where: str) -> str:
+    """Return the secret that an option names. What is in it never stands in an error."""
+    found = secrets.get(name)
+    if not found:
+        raise ConfigError(
+            f"{where}: {option} names the secret {name!r}, and there is no environment variable of that name here. Set it where this runs; "
+            "on Spark, for the executors, too."
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ class SchemaRegistry:
         self._failures = 0
         headers = {"accept": f"{_TYPE}, application/json", "content-type": _TYPE}
         if options.user is not None and options.password is not None:
-            password = options.password.of(context, where=f"{where}: schema_registry: password")
+            password = options.password.of(context, option="password of schema_registry", where=where)
             headers |= urllib3.make_headers(basic_auth=f"{options.user}:{password}")
         self._pool = urllib3.PoolManager(
             timeout=ANSWER_S, retries=False, headers=headers, ca_certs=options.ca_file, maxsize=1

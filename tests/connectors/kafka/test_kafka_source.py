@@ -314,7 +314,7 @@ def test_a_password_comes_from_the_secrets(guarded: KafkaBroker):
     spec = with_password(guarded)
     assert all_rows(opened(spec, secrets={"ANN_PASSWORD": "right"})) == [{"word": "a"}]
     with pytest.raises(
-        ConfigError, match=r"sasl\.password is the secret 'ANN_PASSWORD', and there is no environment variable"
+        ConfigError, match=r"sasl\.password names the secret 'ANN_PASSWORD', and there is no environment variable"
     ):
         opened(spec, secrets={})
 

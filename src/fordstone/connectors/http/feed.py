@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from fordstone.connectors.http.kind import HEALTH_PATH, HttpInOptions, secret
+from fordstone.connectors.base import secret_of
+from fordstone.connectors.http.kind import HEALTH_PATH, HttpInOptions
 from fordstone.connectors.journal.loop_feed import LoopFeed
 from fordstone.errors import ConfigError, DamagedError, StorageError
 from fordstone.hub.listen import bound
@@ -160,7 +161,9 @@ class HttpFeed(LoopFeed):
         self, options: HttpInOptions, messages: MessageLog, disk: Disk, context: OpenContext, *, where: str
     ) -> None:
         super().__init__(where)
-        token = secret(options.token, context, where)
+        token = (
+            None if options.token is None else secret_of(context.secrets, options.token, option="token", where=where)
+        )
         self._options = options
         self._messages = messages
         self._authorization = None if token is None else f"Bearer {token}".encode()

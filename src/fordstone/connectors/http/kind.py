@@ -136,17 +136,6 @@ def http_out(
     return checked_spec("http_out", dict(locals()), HttpOutOptions)
 
 
-def secret(name: str | None, context: OpenContext, where: str) -> str | None:
-    """Return a secret by its name; None if there is no name."""
-    if name is None:
-        return None
-    if not context.secrets.get(name):
-        raise ConfigError(
-            f"{where}: token={name!r} is the name of a secret, and there is no environment variable of that name here. Set it."
-        )
-    return context.secrets[name]
-
-
 class HttpInKind(JournalKind):
     """The kind `http_in`."""
 

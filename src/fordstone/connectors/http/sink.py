@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 import urllib3
 
-from fordstone.connectors.base import Sink, SinkDelayedError, SinkStream
-from fordstone.connectors.http.kind import HttpOutOptions, secret
+from fordstone.connectors.base import Sink, SinkDelayedError, SinkStream, secret_of
+from fordstone.connectors.http.kind import HttpOutOptions
 from fordstone.connectors.messages import message_format
 from fordstone.errors import SinkError
 from fordstone.lang.duration import positive_us
@@ -41,7 +41,11 @@ class HttpSink(Sink):
         self._name = f"{stream.pipeline}/{stream.node}/{stream.step}/{stream.owner}"
         self._start = secrets.token_hex(8)
         self._written = 0
-        token = secret(options.token, context, self._where)
+        token = (
+            None
+            if options.token is None
+            else secret_of(context.secrets, options.token, option="token", where=self._where)
+        )
         self._headers = {"content-type": "application/x-ndjson"}
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"

@@ -105,7 +105,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def client_with_secrets(self, context: OpenContext) -> dict[str, str | int | float | bool]:
         """Return the settings of the client, with the values of secrets."""
         return {
-            name: value.of(context, where=f"{self.called}: {name}") if isinstance(value, Secret) else value
+            name: value.of(context, option=name, where=self.called) if isinstance(value, Secret) else value
             for name, value in self.client.items()
         }
 

@@ -13,6 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion, LogLevel
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from fordstone.connectors.base import secret_of
 from fordstone.connectors.mqtt.kind import MqttOptions, broker_address
 from fordstone.errors import ConfigError
 from fordstone.lang.duration import positive_us
@@ -79,7 +80,9 @@ def make_client(options: MqttOptions, context: OpenContext, name: str, *, clean:
     client.max_inflight_messages_set(INFLIGHT_MAX)
     client.max_queued_messages_set(0)
     if options.user is not None:
-        client.username_pw_set(options.user, _secret(options.password, context, where))
+        named = options.password
+        password = None if named is None else secret_of(context.secrets, named, option="password", where=where)
+        client.username_pw_set(options.user, password)
     if options.tls:
         client.tls_set_context(_tls(options, where))
     client.on_log = _note_error
@@ -160,16 +163,6 @@ def _note_error(client: Client, userdata: object, level: int, text: str) -> None
     del userdata
     if level == LogLevel.MQTT_LOG_ERR:
         client.user_data_set(text)
-
-
-def _secret(name: str | None, context: OpenContext, where: str) -> str | None:
-    if name is None:
-        return None
-    if name not in context.secrets:
-        raise ConfigError(
-            f"{where}: password={name!r} is the name of a secret, and there is no environment variable of that name here. Set it."
-        )
-    return context.secrets[name]
 
 
 class _TlsSocket(ssl.SSLSocket):

@@ -23,6 +23,7 @@ from psycopg import pq
 from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from fordstone.connectors.base import secret_of
 from fordstone.connectors.postgres.settings import PostgresSettings
 from fordstone.errors import ConfigError
 
@@ -210,7 +211,7 @@ def _conninfo(settings: PostgresSettings, secrets: Mapping[str, str], *, name: s
     """Where to connect, with the password if there is one here; libpq looks for one in its own places else."""
     dsn = settings.dsn or ""
     if settings.dsn_from is not None:
-        dsn = _secret(settings, "dsn_from", settings.dsn_from, secrets)
+        dsn = secret_of(secrets, settings.dsn_from, option="dsn_from", where=settings.where)
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
@@ -220,7 +221,7 @@ def _conninfo(settings: PostgresSettings, secrets: Mapping[str, str], *, name: s
             error if settings.dsn_from is None else None
         )
     if settings.password_from is not None:
-        given["password"] = _secret(settings, "password_from", settings.password_from, secrets)
+        given["password"] = secret_of(secrets, settings.password_from, option="password_from", where=settings.where)
     elif "password" not in given and "PGPASSWORD" in secrets:
         given["password"] = secrets["PGPASSWORD"]
     timeout = {} if "PGCONNECT_TIMEOUT" in os.environ else {"connect_timeout": CONNECT_TIMEOUT_S}
@@ -231,12 +232,3 @@ def _conninfo(settings: PostgresSettings, secrets: Mapping[str, str], *, name: s
         **_KEEPALIVE,
     }
     return make_conninfo("", **{**ours, **given})
-
-
-def _secret(settings: PostgresSettings, option: str, name: str, secrets: Mapping[str, str]) -> str:
-    try:
-        return secrets[name]
-    except KeyError:
-        raise ConfigError(
-            f"{settings.where}: the environment variable {name}, which {option}= names, is not set here. Set it where this runs."
-        ) from None
