@@ -76,7 +76,7 @@ def _publish(broker: Mosquitto, topic: str, count: int) -> None:
 
 def _bare(broker: Mosquitto, topic: str, count: int) -> float:
     """Messages per second of a client that only counts, and acknowledges by itself."""
-    seen: list[bytes] = []
+    seen: list[bytes | bytearray] = []
 
     def connected() -> Client:
         client = Client(CallbackAPIVersion.VERSION2, client_id="bare", protocol=MQTTv5)
