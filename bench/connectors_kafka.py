@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,10 +134,12 @@ def _bare(broker: KafkaBroker, topic: str, count: int) -> int:
     return total
 
 
-def frames(broker: KafkaBroker, topic: str, count: int) -> Iterator[tuple[float, pl.DataFrame]]:
+def frames(
+    broker: KafkaBroker, topic: str, count: int, schema: Mapping[str, str] = SCHEMA
+) -> Iterator[tuple[float, pl.DataFrame]]:
     """What our source reads, each frame with when its read began."""
     spec = kafka_topic(topic, servers=broker.servers)
-    source = open_source(spec, SourceOptions(schema=Schema.of(SCHEMA), bounded=False))
+    source = open_source(spec, SourceOptions(schema=Schema.of(schema), bounded=False))
     reader = source.open(source.partitions()[0], Position(0), with_positions=False)
     rows = 0
     while rows < count:

@@ -24,12 +24,13 @@ import polars as pl
 from tests.services.base import MissingServiceError, installed, maven_jars, run_installer
 from tests.services.kafka import KafkaBroker, java, started
 
-from connectors_kafka import SCHEMA, frames, messages
+from connectors_kafka import frames, messages
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, memory
 from fordstone.connectors import kafka as kafka_topic
 from table import Finding, at_least, missing, number, rate_of, spread
 
+SCHEMA: Final = {"device": "string", "n": "bigint"}
 RATIO: Final = at_least(3.0)
 PEER_TIMEOUT_S: Final = 600.0
 Totals = dict[str, list[int]]
@@ -236,7 +237,7 @@ def _expected(count: int) -> Totals:
 def _our_source(broker: KafkaBroker, topic: str, count: int, expected: Totals) -> Times:
     parts: list[pl.DataFrame] = []
     began: list[float] = []
-    for read_s, frame in frames(broker, topic, count):
+    for read_s, frame in frames(broker, topic, count, SCHEMA):
         if not began:
             # (Of the first read, the processor time is not known apart: it is that of one batch.)
             began = [read_s, time.process_time()]
