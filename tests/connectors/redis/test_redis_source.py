@@ -174,6 +174,39 @@ def test_answers_stay_bounded_when_entries_grow(
     assert max(heights[-5:]) <= 100_000 // 5_000
 
 
+def test_a_large_entry_is_not_fetched_again_and_again_while_nothing_follows_it(
+    redis_server: RedisServer, key: str, opened: Opened
+) -> None:
+    add(redis_server, key, [{"n": 1, "ballast": b"x" * (1 << 20)}])
+    reader = opened(redis_stream(key, url=redis_server.url), bounded=False).open(
+        PartitionId(key), Position(0), with_positions=False
+    )
+    read_on(reader, 1)
+    with redis_server.client() as client:
+        before = int(client.info("stats")["total_net_output_bytes"])
+        for _ in range(100):
+            assert reader.read(10) is None
+        assert int(client.info("stats")["total_net_output_bytes"]) - before < 20 << 20
+    add(redis_server, key, numbers(2))
+    assert read_on(reader, 1)[-1].frame.to_dicts() == numbers(2)
+
+
+def test_a_stream_that_is_set_back_while_nothing_follows_is_noticed(
+    redis_server: RedisServer, key: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(redis_server, key, numbers(1, 2))
+    reader = opened(redis_stream(key, url=redis_server.url), bounded=False).open(
+        PartitionId(key), Position(0), with_positions=False
+    )
+    read_on(reader, 2)
+    assert reader.read(10) is None
+    deleted(redis_server, key)
+    add(redis_server, key, numbers(1), ids=["5-1"])
+    monkeypatch.setattr(source_module, "CHECK_EVERY_S", 0.0)
+    with pytest.raises(SourceError, match="is not the one that was read: its newest id is 5-1"):
+        reader.read(10)
+
+
 def test_ids_that_do_not_fit_are_an_error_with_a_way_out(
     redis_server: RedisServer, key: str, tmp_path: Path, opened: Opened
 ) -> None:

@@ -1,6 +1,6 @@
 """Streams as a source: each is a partition, and the position is one more than the id of the entry before it (`history`).
 
-A read asks for the entry that was read last as well. If it comes first, with the fields that it had, nothing between was removed and the stream is
+A read asks for the entry that was read last as well, but for most reads that find nothing. If it comes first, with the fields that it had, nothing between was removed and the stream is
 the same. Else the stream is described in one transaction with the entries, and judged.
 
 Position 0 is that of a stream that was never begun: `start=` says after which id it begins. What it turned out to be is kept in the checkpoint
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -55,6 +56,8 @@ ENTRIES_MAX: Final = 5_000
 """How many entries are asked for at a time."""
 ANSWER_BYTES: Final = 4 << 20
 """About how large an answer is to be: the number of entries follows from the size of those before."""
+CHECK_EVERY_S: Final = 1.0
+"""Interval at which a stream is checked while nothing is added to it."""
 PLACES_KEPT: Final = 4
 """Of a stream, while reads are planned."""
 
@@ -281,11 +284,15 @@ class StreamCursor:
         self._key = key
         self._ask = server.ask if patient else server.ask_if_there
         self._entries = ENTRIES_MIN
+        self._idle_s = float("-inf")
+        """When nothing followed, and the stream was the one that was read."""
         self._counted = False
         """Whether the count is exact: it was taken from the server where nothing followed."""
 
     def read(self, count: int, last: int | None = None) -> tuple[list[RawEntry], list[int]]:
         """Return the next entries, and the numbers of their ids. `last`: go up to this id, although entries may end before it."""
+        if last is None and time.monotonic() - self._idle_s < CHECK_EVERY_S and self._is_idle():
+            return [], []
         count = max(1, min(count, self._entries))
         found = self._range(count, last)
         facts = None
@@ -298,7 +305,7 @@ class StreamCursor:
         numbers = [self._number(entry[0]) for entry in found]
         place = self.place
         if found:
-            self._counted = False
+            self._counted, self._idle_s = False, float("-inf")
             counted = None if place.count is None else place.count + len(found)
             place = Place(after=numbers[-1], count=counted, fields=found[-1][1])
             size = sum(len(part) for _, fields in found for part in fields)
@@ -311,8 +318,10 @@ class StreamCursor:
             if last is not None and last > place.after:
                 place = Place(after=last, count=place.count)
         self.place = place
-        if follows and not found and last is None and not self._counted:
-            self._count()
+        if follows and not found and last is None:
+            self._idle_s = time.monotonic()
+            if not self._counted:
+                self._count()
         return found, numbers
 
     def go_on(self, count: int, last: int | None) -> None:
@@ -357,6 +366,11 @@ class StreamCursor:
             added=facts[b"entries-added"],
             deleted=self._number(facts[b"max-deleted-entry-id"]),
         ), found
+
+    def _is_idle(self) -> bool:
+        """Whether nothing follows. The entry that was read last, which may be large, is not asked for."""
+        after = "(" + id_of(self.place.after, self._settings.sequence_bits)
+        return not self._ask(lambda client: client.execute_command("XRANGE", self._key, after, "+", "COUNT", 1))
 
     def _range(self, count: int, last: int | None) -> list[RawEntry]:
         found: list[RawEntry] = self._ask(lambda client: client.execute_command(*self._command(count, last)))
