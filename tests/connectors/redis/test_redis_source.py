@@ -430,8 +430,9 @@ def test_a_key_that_is_no_stream_is_an_error(redis_server: RedisServer, key: str
 
 
 def planned(source: Source, key: str, position: int, rows: int) -> PartitionCut:
-    """The end of a planned read, as its reader gets it."""
+    """The end of a planned read, as its reader gets it. The engine also asks whether more follows, before it asks what the read is."""
     end = source.plan_read(PartitionId(key), Position(position), rows).position
+    source.plan_read(PartitionId(key), end, 1)
     return PartitionCut(position=int(end), identity=source.identity(PartitionId(key), end))
 
 
@@ -552,7 +553,7 @@ def test_a_port_that_nothing_listens_on_is_an_error_of_a_bounded_run(opened: Ope
 
 
 def test_a_node_of_a_cluster_is_refused(own_server: Callable[..., RedisServer], opened: Opened) -> None:
-    server = own_server("--cluster-enabled", "yes")
+    server = own_server("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     with pytest.raises(SourceError, match="node of a Redis Cluster"):
         rows_in(opened(redis_stream("s", url=server.url)))
 

@@ -75,7 +75,7 @@ class StreamMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str = ""
     """Of the entry just before the position, if one was read there."""
     since: int = 0
-    """Of a planned read: where it begins, and the count there."""
+    """The position at which the planned read began that ends here, and the count there."""
     since_count: int | None = None
 
 
@@ -89,6 +89,9 @@ class Place:
     """Of the entry with that id, if it was read in this process."""
     digest: str = ""
     """Likewise, if it was read in another."""
+    since: int = 0
+    """The position at which the planned read began that ends here, and the count there."""
+    since_count: int | None = None
 
     @property
     def position(self) -> Position:
@@ -118,11 +121,8 @@ class RedisSource(Source):
         """Of streams that were begun."""
         self._places: dict[str, dict[Position, Place]] = {}
         """Places that were planned, or came from a checkpoint."""
-        self._planned: dict[str, Position] = {}
-        """Where the newest planned read of a stream begins."""
         self._ends: dict[str, int] = {}
         """Of bounded input: the last id."""
-        self._awaited: set[str] = set()
 
     def partitions(self) -> Sequence[PartitionId]:
         return [PartitionId(key) for key in self._settings.keys]
@@ -140,11 +140,12 @@ class RedisSource(Source):
             if mark.since:
                 self._keep(key, Place(after=mark.since - 1, count=mark.since_count))
             if cut.position:
-                self._keep(key, Place(after=cut.position - 1, count=mark.count, digest=mark.digest))
+                place = Place(after=cut.position - 1, count=mark.count, digest=mark.digest)
+                self._keep(key, replace(place, since=mark.since, since_count=mark.since_count))
 
     def identity(self, partition: PartitionId, position: Position) -> str:
         place = self._places.get(partition, {}).get(position)
-        return "" if not position or place is None else self.identity_of(partition, place, self._planned.get(partition))
+        return "" if not position or place is None else self.identity_of(partition, place)
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         return StreamReader(self, self._rows, partition, position, with_positions=with_positions)
@@ -153,7 +154,7 @@ class RedisSource(Source):
         """By reading, unless all that is there is few enough."""
         try:
             stream = self.stream(partition, position, patient=self._bounded)
-            self._planned[partition] = position
+            begun = stream.place
             end = self.end_of(partition)
             if end is None or end > stream.place.after:
                 stream.go_on(max(1, rows_max), end)
@@ -161,8 +162,9 @@ class RedisSource(Source):
             if self._bounded:
                 raise
             return ReadPlan(position=position)
-        self._keep(partition, stream.place)
         planned = stream.place.position
+        if planned != position:
+            self._keep(partition, replace(stream.place, since=begun.position, since_count=begun.count))
         return ReadPlan(position=planned, ended=self.ends_at(partition, planned))
 
     def idleness(self, partition: PartitionId, position: Position) -> Idleness:
@@ -214,17 +216,16 @@ class RedisSource(Source):
             place = self._places.get(key, {}).get(position) or Place(after=position - 1)
         return StreamCursor(self._server, self._settings, key, place, patient=patient)
 
-    def identity_of(self, key: str, place: Place, since: Position | None = None) -> str:
+    def identity_of(self, key: str, place: Place) -> str:
         mark = self._marks.get(key)
-        before = self._places.get(key, {}).get(since) if since else None
         made = StreamMark(
             bits=self._settings.sequence_bits,
             start=place.after if mark is None else mark.start,
             started=None if mark is None else mark.started,
             count=place.count,
             digest=place.own_digest(),
-            since=since or 0,
-            since_count=None if before is None else before.count,
+            since=place.since,
+            since_count=place.since_count,
         )
         return msgspec.json.encode(made).decode()
 
