@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.cli.place import commands
@@ -12,7 +14,7 @@ from tests.docs.test_docs import anchors_of
 
 from fordstone import Pipeline
 from fordstone.cli.connectors import example
-from fordstone.connectors.base import ConnectorKind
+from fordstone.connectors.base import About, ConnectorKind, ConnectorSpec, Delivery
 from fordstone.connectors.registry import _OURS, _REGISTERED, kind_named
 
 INTERNAL = {"center", "control", "hub", "inline"}
@@ -38,12 +40,13 @@ def test_every_connector_that_users_name_is_listed_with_its_guarantees(tmp_path:
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_the_examples_of_a_description_build_a_pipeline(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    about = kind_named(name).about
+    kind = kind_named(name)
+    about = kind.about
     assert about is not None
     p = Pipeline("examples")
-    source = example(about.source) if about.source else example('memory([{"device": "a"}])')
+    source = example(about.source or 'memory([{"device": "a"}])', kind)
     rows = p.source("rows", source, schema={"device": "string"})
-    rows.sink("results", example(about.sink or "stdout()"))
+    rows.sink("results", example(about.sink or "stdout()", kind))
     assert {step.connector.kind for step in p.plan().steps if hasattr(step, "connector")} >= {name}
 
 
@@ -79,6 +82,38 @@ def test_a_kind_without_a_description_is_not_listed(tmp_path: Path, monkeypatch:
     with commands(tmp_path) as run:
         found = run("connectors", "silent")
     assert (found.exit_code, "has no description" in found.output + found.stderr) == (2, True)
+
+
+def rain(amount: int) -> ConnectorSpec:
+    return ConnectorSpec(kind="rain", options={"amount": amount})
+
+
+class Rain(ConnectorKind):
+    """As another package would offer it."""
+
+    about = About(summary="the weather", source="rain(5)", guarantee="None.")
+
+    def source_delivery(self, spec: ConnectorSpec) -> Delivery:
+        return Delivery.AT_MOST_ONCE if spec.options == {"amount": 5} else Delivery.EXACTLY_ONCE
+
+
+def test_a_kind_of_another_package_is_described_with_the_names_of_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(rain=rain))
+    monkeypatch.setitem(_REGISTERED, "rain", Rain)
+    assert re.search(r"^rain +at most once +- +the weather$", described(tmp_path), re.MULTILINE)
+    assert f"from {__name__} import rain" in described(tmp_path, "rain")
+
+
+def test_a_kind_whose_example_is_wrong_is_left_out_with_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Rain, "about", About(summary="the weather", source="snow(5)", guarantee="None."))
+    monkeypatch.setitem(_REGISTERED, "rain", Rain)
+    listed = described(tmp_path)
+    assert re.search(r"warning: the example 'snow\(5\)' of .*Rain is wrong: name 'snow' is not defined", listed)
+    assert "files  " in listed
+    with commands(tmp_path) as run:
+        assert run("connectors", "rain").exit_code == 2
 
 
 def test_an_unknown_connector_is_an_error_that_names_the_known_ones(tmp_path: Path):

@@ -8,12 +8,14 @@ import signal
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import urllib3
 from tests.cli.place import LIVE, Invoke, event_with, finish, read_rows, start, write_rows
 
 from fordstone.errors import FencedError
+from fordstone.protocol.retry import Stop
 
 
 def first_event(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -228,6 +230,17 @@ def test_a_bug_of_ours_shows_everything(invoke: Invoke, monkeypatch: pytest.Monk
     assert "Traceback (most recent call last)" in result.stderr
     assert "fordstone/edge/run.py" in result.stderr
     assert "This is a bug in fordstone" in result.stderr
+
+
+def test_a_system_that_stays_away_is_an_error_and_no_bug(invoke: Invoke, monkeypatch: pytest.MonkeyPatch):
+    away = ConnectionError("Redis at localhost:6379 does not answer")
+    monkeypatch.setattr("fordstone.edge.run._run_once", Mock(side_effect=away))
+    monkeypatch.setattr("fordstone.edge.run.decide_restart", Mock(return_value=Stop(failures=6)))
+    result = invoke("run", "flow.py", "--bounded")
+    assert result.exit_code == 1
+    assert "pipeline cold-chain failed 6 times in a row; the last time: ConnectionError('Redis at" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "bug" not in result.stderr
 
 
 @pytest.mark.slow

@@ -33,6 +33,9 @@ from tests.cli.place import commands as commands_in
 from tests.guardian import VARIABLE
 from tests.java_options import LAUNCHER, OPTIONS
 
+from fordstone.connectors import registry
+from fordstone.connectors.base import ConnectorKind
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 KINDS = {"python", "console", "text", "json", "mermaid", "toml"}
 COMMAND_SECONDS_MAX = 900
@@ -132,11 +135,16 @@ class Page:
     namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "docs_page"})
     groups: list[int] = field(default_factory=list)
     """The process groups of its commands."""
+    registered: dict[str, type[ConnectorKind]] = field(default_factory=dict)
+    """The kinds of connectors that were there before: those of the page end with it."""
 
     def __enter__(self) -> Self:
+        self.registered = dict(registry._REGISTERED)
         return self
 
     def __exit__(self, *failure: object) -> None:
+        registry._REGISTERED.clear()
+        registry._REGISTERED.update(self.registered)
         for group in self.groups:
             _end_group(group)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -12,7 +13,7 @@ from fordstone.cli.options import HelpCommand
 from fordstone.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fordstone.connectors.base import About
+    from fordstone.connectors.base import About, ConnectorKind
 
 NOT_POSSIBLE: Final = "-"
 
@@ -36,43 +37,44 @@ def connectors(name: str | None) -> None:
 
     if name is not None:
         try:
-            about = kind_named(name).about
+            kind = kind_named(name)
+            if kind.about is None:
+                raise UsageError(f"connector {name!r} has no description.")
+            click.echo(_described(name, kind, kind.about))
         except ConfigError as error:
             raise UsageError(str(error)) from error
-        if about is None:
-            raise UsageError(f"connector {name!r} has no description.")
-        click.echo(_described(name, about))
         return
-    listed = []
-    for kind in kinds():
+    rows = []
+    for one in kinds():
         try:
-            about = kind_named(kind).about
+            kind = kind_named(one)
+            if kind.about is not None:
+                rows.append(_row(one, kind, kind.about))
         except ConfigError as error:
             click.echo(f"warning: {error}", err=True)
-            continue
-        if about is not None:
-            listed.append((kind, about))
-    click.echo(_listed(listed))
+    click.echo(_listed(rows))
 
 
-def _listed(found: list[tuple[str, About]]) -> str:
+def _row(name: str, kind: type[ConnectorKind], about: About) -> list[str]:
+    needed = f"fordstone[{about.extra}]" if _missing(about) else ""
+    return [name, *_deliveries(kind, about), needed, about.summary]
+
+
+def _listed(rows: list[list[str]]) -> str:
     from fordstone.cli.format import Table
 
     head = ["connector", "source", "sink", "to install", "what it connects to"]
-    rows = [
-        [name, *_deliveries(about), f"fordstone[{about.extra}]" if _missing(about) else "", about.summary]
-        for name, about in found
-    ]
     return Table(head=head, rows=rows).text() + "\n\nfordstone connectors NAME describes one of them."
 
 
-def _described(name: str, about: About) -> str:
-    source, sink = _deliveries(about)
+def _described(name: str, kind: type[ConnectorKind], about: About) -> str:
+    source, sink = _deliveries(kind, about)
     lines = [f"{name}: {about.summary}", "", f"source  {source}", f"sink    {sink}", "", about.guarantee]
     if about.extra:
         state = "not installed" if _missing(about) else "installed"
         lines += ["", f"It needs {about.package} ({state}): pip install 'fordstone[{about.extra}]'"]
-    lines += ["", "from fordstone.connectors import " + name] if name != "function" else [""]
+    module = "fordstone.connectors" if kind.__module__.startswith("fordstone.") else kind.__module__
+    lines += ["", f"from {module} import {name}"] if name != "function" else [""]
     if about.source:
         lines.append(f'rows = p.source("rows", {about.source}, schema={{"device": "string"}})')
     if about.sink:
@@ -82,22 +84,28 @@ def _described(name: str, about: About) -> str:
     return "\n".join(lines)
 
 
-def _deliveries(about: About) -> tuple[str, str]:
+def _deliveries(kind: type[ConnectorKind], about: About) -> tuple[str, str]:
     """What the examples of a source and of a sink give."""
     from fordstone.connectors.registry import sink_delivery, source_delivery
 
-    source = source_delivery(example(about.source)).value.replace("_", " ") if about.source else NOT_POSSIBLE
-    sink = sink_delivery(example(about.sink)).value.replace("_", " ") if about.sink else NOT_POSSIBLE
+    source = source_delivery(example(about.source, kind)).value.replace("_", " ") if about.source else NOT_POSSIBLE
+    sink = sink_delivery(example(about.sink, kind)).value.replace("_", " ") if about.sink else NOT_POSSIBLE
     return source, sink
 
 
-def example(expression: str):  # type: ignore[no-untyped-def]  # ConnectorSpec, which --help does not wait for
-    """The connector that an example makes."""
+def example(expression: str, kind: type[ConnectorKind]):  # type: ignore[no-untyped-def]  # ConnectorSpec, which --help does not wait for
+    """The connector that an example of a kind makes. It may use our names, and those of the kind's module."""
     from fordstone import connectors as names
     from fordstone.connectors.base import ConnectorSpec
     from fordstone.connectors.function import function_sink
 
-    made = eval(expression, dict(vars(names)))  # noqa: S307 - a constant of an installed package
+    known = dict(vars(names)) | vars(sys.modules.get(kind.__module__, names))
+    try:
+        made = eval(expression, known)  # noqa: S307 - a constant of an installed package
+    except Exception as error:
+        raise ConfigError(
+            f"the example {expression!r} of {kind.__module__}.{kind.__name__} is wrong: {error}. Report it to the author of the package."
+        ) from error
     return made if isinstance(made, ConnectorSpec) else function_sink(made)
 
 

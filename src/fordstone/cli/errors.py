@@ -83,7 +83,8 @@ def as_exit(error: Exception) -> click.ClickException | None:
         return UserError(f"{error}{_in_worker(cause)}")
     theirs = frames_of_user_code(cause.__traceback__)
     if not theirs:
-        return None
+        # A system that stayed away for all restarts is no bug.
+        return UserError(str(error)) if error is not cause and isinstance(cause, ConnectionError) else None
     message = str(error) if error is not cause else "a function of the pipeline raised an exception."
     return UserError(f"{message}\n\n{_shown(cause, theirs)}")
 

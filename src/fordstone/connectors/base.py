@@ -641,7 +641,8 @@ class About:
     summary: str
     """What it connects to, in a few words."""
     source: str = ""
-    """An example of a source, as an expression that uses the names in `fordstone.connectors`; empty: it cannot be read from."""
+    """An example of a source, as an expression that uses the names in `fordstone.connectors` and in the module of the kind; empty: it cannot be
+    read from."""
     sink: str = ""
     """Likewise of a sink."""
     guarantee: str

@@ -278,6 +278,21 @@ def test_a_server_that_is_away_or_full_delays_the_sink(own_server: Callable[...,
     assert numbers_in(server, "s") == [0, 1, 2, 3]
 
 
+def test_a_server_that_became_a_replica_delays_the_sink(
+    own_server: Callable[..., RedisServer], redis_server: RedisServer, opened: Opened
+) -> None:
+    server = own_server()
+    sink = opened(redis_stream("s", url=server.url))
+    sink.release(1, rows(0, 2))
+    with server.client() as client:
+        client.replicaof("127.0.0.1", 1)
+        with pytest.raises(SinkDelayedError, match="read only replica"):
+            sink.release(2, rows(2, 2))
+        client.replicaof("NO", "ONE")
+    sink.release(2, rows(2, 2))
+    assert numbers_in(server, "s") == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_server_that_forgot_epochs_is_an_error(
     own_server: Callable[..., RedisServer], opened: Opened, restarts: bool

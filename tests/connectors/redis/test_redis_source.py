@@ -174,6 +174,39 @@ def test_answers_stay_bounded_when_entries_grow(
     assert max(heights[-5:]) <= 100_000 // 5_000
 
 
+def test_a_large_entry_is_not_fetched_again_and_again_while_nothing_follows_it(
+    redis_server: RedisServer, key: str, opened: Opened
+) -> None:
+    add(redis_server, key, [{"n": 1, "ballast": b"x" * (1 << 20)}])
+    reader = opened(redis_stream(key, url=redis_server.url), bounded=False).open(
+        PartitionId(key), Position(0), with_positions=False
+    )
+    read_on(reader, 1)
+    with redis_server.client() as client:
+        before = int(client.info("stats")["total_net_output_bytes"])
+        for _ in range(100):
+            assert reader.read(10) is None
+        assert int(client.info("stats")["total_net_output_bytes"]) - before < 20 << 20
+    add(redis_server, key, numbers(2))
+    assert read_on(reader, 1)[-1].frame.to_dicts() == numbers(2)
+
+
+def test_a_stream_that_is_set_back_while_nothing_follows_is_noticed(
+    redis_server: RedisServer, key: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(redis_server, key, numbers(1, 2))
+    reader = opened(redis_stream(key, url=redis_server.url), bounded=False).open(
+        PartitionId(key), Position(0), with_positions=False
+    )
+    read_on(reader, 2)
+    assert reader.read(10) is None
+    deleted(redis_server, key)
+    add(redis_server, key, numbers(1), ids=["5-1"])
+    monkeypatch.setattr(source_module, "CHECK_EVERY_S", 0.0)
+    with pytest.raises(SourceError, match="is not the one that was read: its newest id is 5-1"):
+        reader.read(10)
+
+
 def test_ids_that_do_not_fit_are_an_error_with_a_way_out(
     redis_server: RedisServer, key: str, tmp_path: Path, opened: Opened
 ) -> None:
@@ -397,8 +430,9 @@ def test_a_key_that_is_no_stream_is_an_error(redis_server: RedisServer, key: str
 
 
 def planned(source: Source, key: str, position: int, rows: int) -> PartitionCut:
-    """The end of a planned read, as its reader gets it."""
+    """The end of a planned read, as its reader gets it. The engine also asks whether more follows, before it asks what the read is."""
     end = source.plan_read(PartitionId(key), Position(position), rows).position
+    source.plan_read(PartitionId(key), end, 1)
     return PartitionCut(position=int(end), identity=source.identity(PartitionId(key), end))
 
 
@@ -519,7 +553,7 @@ def test_a_port_that_nothing_listens_on_is_an_error_of_a_bounded_run(opened: Ope
 
 
 def test_a_node_of_a_cluster_is_refused(own_server: Callable[..., RedisServer], opened: Opened) -> None:
-    server = own_server("--cluster-enabled", "yes")
+    server = own_server("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     with pytest.raises(SourceError, match="node of a Redis Cluster"):
         rows_in(opened(redis_stream("s", url=server.url)))
 

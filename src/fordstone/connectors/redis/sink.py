@@ -207,6 +207,8 @@ class RedisSink(Sink):
         if mark is not None:
             if self._stream.owner and mark.epoch < epoch - 1:
                 raise self._lost(f"confirmed epoch {epoch - 1}", mark)
+            if mark.rows is not None and mark.epoch < epoch:
+                raise self._lost(f"confirmed epoch {mark.epoch} as a whole", mark)
             return mark.has(epoch)
         if epoch > (self._stream.resumes_after or 0) or not rows or self._settings.unmarked == "write":
             return False
@@ -276,7 +278,7 @@ class RedisSink(Sink):
     # What is said.
 
     def _lost(self, what: str, mark: SinkMark | None) -> SinkError:
-        has = "no record at all" if mark is None else f"epoch {mark.epoch}"
+        has = "no record at all" if mark is None else f"epoch {mark.epoch}" if mark.rows is None else "a part of it"
         return self._failure(
             f"{self._settings.server} had {what} in {self._mark_key!r}, and has {has} now: it has lost data. It was restored from an older copy, or did "
             "not write all to disk before it crashed (set appendonly yes and appendfsync always), or a replica took over that lagged.\n"

@@ -1,6 +1,6 @@
 """Streams as a source: each is a partition, and the position is one more than the id of the entry before it (`history`).
 
-A read asks for the entry that was read last as well. If it comes first, with the fields that it had, nothing between was removed and the stream is
+A read asks for the entry that was read last as well, but for most reads that find nothing. If it comes first, with the fields that it had, nothing between was removed and the stream is
 the same. Else the stream is described in one transaction with the entries, and judged.
 
 Position 0 is that of a stream that was never begun: `start=` says after which id it begins. What it turned out to be is kept in the checkpoint
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -55,6 +56,8 @@ ENTRIES_MAX: Final = 5_000
 """How many entries are asked for at a time."""
 ANSWER_BYTES: Final = 4 << 20
 """About how large an answer is to be: the number of entries follows from the size of those before."""
+CHECK_EVERY_S: Final = 1.0
+"""Interval at which a stream is checked while nothing is added to it."""
 PLACES_KEPT: Final = 4
 """Of a stream, while reads are planned."""
 
@@ -72,7 +75,7 @@ class StreamMark(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str = ""
     """Of the entry just before the position, if one was read there."""
     since: int = 0
-    """Of a planned read: where it begins, and the count there."""
+    """The position at which the planned read began that ends here, and the count there."""
     since_count: int | None = None
 
 
@@ -86,6 +89,9 @@ class Place:
     """Of the entry with that id, if it was read in this process."""
     digest: str = ""
     """Likewise, if it was read in another."""
+    since: int = 0
+    """The position at which the planned read began that ends here, and the count there."""
+    since_count: int | None = None
 
     @property
     def position(self) -> Position:
@@ -115,11 +121,8 @@ class RedisSource(Source):
         """Of streams that were begun."""
         self._places: dict[str, dict[Position, Place]] = {}
         """Places that were planned, or came from a checkpoint."""
-        self._planned: dict[str, Position] = {}
-        """Where the newest planned read of a stream begins."""
         self._ends: dict[str, int] = {}
         """Of bounded input: the last id."""
-        self._awaited: set[str] = set()
 
     def partitions(self) -> Sequence[PartitionId]:
         return [PartitionId(key) for key in self._settings.keys]
@@ -137,11 +140,12 @@ class RedisSource(Source):
             if mark.since:
                 self._keep(key, Place(after=mark.since - 1, count=mark.since_count))
             if cut.position:
-                self._keep(key, Place(after=cut.position - 1, count=mark.count, digest=mark.digest))
+                place = Place(after=cut.position - 1, count=mark.count, digest=mark.digest)
+                self._keep(key, replace(place, since=mark.since, since_count=mark.since_count))
 
     def identity(self, partition: PartitionId, position: Position) -> str:
         place = self._places.get(partition, {}).get(position)
-        return "" if not position or place is None else self.identity_of(partition, place, self._planned.get(partition))
+        return "" if not position or place is None else self.identity_of(partition, place)
 
     def open(self, partition: PartitionId, position: Position, *, with_positions: bool) -> Reader:
         return StreamReader(self, self._rows, partition, position, with_positions=with_positions)
@@ -150,7 +154,7 @@ class RedisSource(Source):
         """By reading, unless all that is there is few enough."""
         try:
             stream = self.stream(partition, position, patient=self._bounded)
-            self._planned[partition] = position
+            begun = stream.place
             end = self.end_of(partition)
             if end is None or end > stream.place.after:
                 stream.go_on(max(1, rows_max), end)
@@ -158,8 +162,9 @@ class RedisSource(Source):
             if self._bounded:
                 raise
             return ReadPlan(position=position)
-        self._keep(partition, stream.place)
         planned = stream.place.position
+        if planned != position:
+            self._keep(partition, replace(stream.place, since=begun.position, since_count=begun.count))
         return ReadPlan(position=planned, ended=self.ends_at(partition, planned))
 
     def idleness(self, partition: PartitionId, position: Position) -> Idleness:
@@ -211,17 +216,16 @@ class RedisSource(Source):
             place = self._places.get(key, {}).get(position) or Place(after=position - 1)
         return StreamCursor(self._server, self._settings, key, place, patient=patient)
 
-    def identity_of(self, key: str, place: Place, since: Position | None = None) -> str:
+    def identity_of(self, key: str, place: Place) -> str:
         mark = self._marks.get(key)
-        before = self._places.get(key, {}).get(since) if since else None
         made = StreamMark(
             bits=self._settings.sequence_bits,
             start=place.after if mark is None else mark.start,
             started=None if mark is None else mark.started,
             count=place.count,
             digest=place.own_digest(),
-            since=since or 0,
-            since_count=None if before is None else before.count,
+            since=place.since,
+            since_count=place.since_count,
         )
         return msgspec.json.encode(made).decode()
 
@@ -281,11 +285,15 @@ class StreamCursor:
         self._key = key
         self._ask = server.ask if patient else server.ask_if_there
         self._entries = ENTRIES_MIN
+        self._idle_s = float("-inf")
+        """When nothing followed, and the stream was the one that was read."""
         self._counted = False
         """Whether the count is exact: it was taken from the server where nothing followed."""
 
     def read(self, count: int, last: int | None = None) -> tuple[list[RawEntry], list[int]]:
         """Return the next entries, and the numbers of their ids. `last`: go up to this id, although entries may end before it."""
+        if last is None and time.monotonic() - self._idle_s < CHECK_EVERY_S and self._is_idle():
+            return [], []
         count = max(1, min(count, self._entries))
         found = self._range(count, last)
         facts = None
@@ -298,7 +306,7 @@ class StreamCursor:
         numbers = [self._number(entry[0]) for entry in found]
         place = self.place
         if found:
-            self._counted = False
+            self._counted, self._idle_s = False, float("-inf")
             counted = None if place.count is None else place.count + len(found)
             place = Place(after=numbers[-1], count=counted, fields=found[-1][1])
             size = sum(len(part) for _, fields in found for part in fields)
@@ -311,8 +319,10 @@ class StreamCursor:
             if last is not None and last > place.after:
                 place = Place(after=last, count=place.count)
         self.place = place
-        if follows and not found and last is None and not self._counted:
-            self._count()
+        if follows and not found and last is None:
+            self._idle_s = time.monotonic()
+            if not self._counted:
+                self._count()
         return found, numbers
 
     def go_on(self, count: int, last: int | None) -> None:
@@ -357,6 +367,11 @@ class StreamCursor:
             added=facts[b"entries-added"],
             deleted=self._number(facts[b"max-deleted-entry-id"]),
         ), found
+
+    def _is_idle(self) -> bool:
+        """Whether nothing follows. The entry that was read last, which may be large, is not asked for."""
+        after = "(" + id_of(self.place.after, self._settings.sequence_bits)
+        return not self._ask(lambda client: client.execute_command("XRANGE", self._key, after, "+", "COUNT", 1))
 
     def _range(self, count: int, last: int | None) -> list[RawEntry]:
         found: list[RawEntry] = self._ask(lambda client: client.execute_command(*self._command(count, last)))
