@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from hypothesis import settings
 from tests.examples import SHARE, SHARES, examples
 from tests.guardian import start_guardian
 from tests.java_options import LAUNCHER, OPTIONS
-from tests.services import SERVICES
+from tests.services import BUILT, SERVICES
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # it ships no types
 
 if TYPE_CHECKING:
@@ -84,6 +85,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[FILES_BEFORE] = _files()
     if not config.option.collectonly:
         config.stash[GUARDIAN] = start_guardian()
+        if scope != "quick" and not _worker(config) and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+            _build_in_the_background("tests.services.s3")
+
+
+def _build_in_the_background(module: str) -> None:
+    """Build a server with one process, unless it is there, while other tests run. The guardian ends what a shorter run leaves."""
+    build = subprocess.Popen(
+        [sys.executable, "-m", module], cwd=HERE.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    build.returncode = (
+        0  # It is not waited for: a test that needs the server waits for its lock, and builds it if this failed.
+    )
 
 
 def _files() -> set[str]:
@@ -130,7 +143,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def place(item: pytest.Item) -> int:
         if "spark" in _fixtures(item):
             return 0
-        return 1 if item.get_closest_marker("spark") else 2 if item.get_closest_marker("slow") else 3
+        if item.get_closest_marker("spark"):
+            return 1
+        if any(name in (*_fixtures(item), *_parameters(item)) for name in BUILT):
+            return 3
+        return 2 if item.get_closest_marker("slow") else 4
 
     items.sort(key=place)
 
@@ -139,11 +156,14 @@ def _fixtures(item: pytest.Item) -> list[str]:
     return item.fixturenames if isinstance(item, pytest.Function) else []
 
 
+def _parameters(item: pytest.Item) -> list[str]:
+    callspec = getattr(item, "callspec", None)
+    return [] if callspec is None else [value for value in callspec.params.values() if isinstance(value, str)]
+
+
 def _service(item: pytest.Item) -> str | None:
     """Return the server that the test uses, if any: by a fixture, or by a parameter of that name, with which a fixture asks for it."""
-    found = _fixtures(item)
-    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-        found = [*found, *(value for value in item.callspec.params.values() if isinstance(value, str))]
+    found = [*_fixtures(item), *_parameters(item)]
     return next((name for name in SERVICES if name in found), None)
 
 

@@ -195,6 +195,26 @@ def test_example_kafka_word_count_counts_every_word(kafka_broker, tmp_path, monk
     assert newest == {b"a": 3, b"ford": 2, b"stone": 2}
 
 
+def test_example_plant_counts_every_reading_at_its_site(kafka_broker, postgres, tmp_path, monkeypatch):
+    for name, value in (postgres.environment | {"KAFKA_SERVERS": kafka_broker.servers}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PGDATABASE", "plant_example")
+    postgres.create_database("plant_example")
+    with kafka_broker.topics(readings=2, alarms=1), postgres.connect("plant_example") as database:
+        database.execute("CREATE TABLE devices (device text, site text)")
+        database.execute("INSERT INTO devices VALUES ('a', 'north'), ('b', 'south')")
+        kafka_broker.send("readings", ['{"device": "a", "temp": 20.5}', '{"device": "b", "temp": 31.5}'])
+        kafka_broker.send("readings", ['{"device": "a", "temp": 19.0}'], partition=1)
+        run_example("plant.py", tmp_path)
+        assert database.execute("SELECT site, n FROM totals ORDER BY site").fetchall() == [("north", 2), ("south", 1)]
+        assert database.execute("SELECT device, warmest FROM warmest ORDER BY device").fetchall() == [
+            ("a", 20.5),
+            ("b", 31.5),
+        ]
+        alarms = [json.loads(one.value()) for one in kafka_broker.messages("alarms")]
+    assert alarms == [{"device": "b", "temp": 31.5, "site": "south"}]
+
+
 @pytest.mark.slow
 def test_example_cold_chain_loses_no_reading(tmp_path):
     make_data(tmp_path, "readings")

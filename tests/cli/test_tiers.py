@@ -16,9 +16,9 @@ from tests.cli.test_view import PROGRESS
 from tests.edge.test_supervisor import FakeProcess
 
 from fordstone.cli.tiers import CENTER, EDGE, HUB, PHASE_TEXT, LineRouter, Schedule
-from fordstone.cli.view.view import TWO, LineView, LogView, View
+from fordstone.cli.view.view import TWO, LineView, LogView, View, describe_progress
 from fordstone.edge.agent.supervisor import Job, Supervisor
-from fordstone.protocol.progress import HeldBack, Progress, Report, describe_late
+from fordstone.protocol.progress import Away, HeldBack, Progress, Report, describe_late
 from fordstone.protocol.retry import AT_A_TERMINAL
 
 URL = "http://127.0.0.1:4711"
@@ -215,6 +215,16 @@ def test_a_part_that_is_over_shows_its_outcome_and_no_problem():
         view.end(Report(pipeline="cold-chain", outcome="stopped", progress=last), EDGE)
         assert view.problems() == []
         assert view.table().rows[0][-1] == shown
+
+
+def test_a_source_that_is_away_is_shown_with_its_name():
+    view = View(**TWO_TIERS)
+    away = Away(role="source", step="rows", kind="mqtt", problem="broker b:1883\nis away")
+    view.show(progress(away=(away,)), EDGE)
+    assert view.problems() == ["edge: source rows (mqtt) waits: broker b:1883 is away"]
+    assert "source rows (mqtt) waits: broker b:1883 is away" in describe_progress(
+        progress(away=(away,)), 0, 0, bounded=False
+    )
 
 
 def test_a_closed_standard_output_is_noticed_and_children_are_still_read(monkeypatch: pytest.MonkeyPatch):

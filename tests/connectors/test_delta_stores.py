@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 from deltalake import DeltaTable
-from tests.services.base import start_or_skip
-from tests.services.s3 import started
+from tests.services.s3 import S3
 
 from fordstone.connectors import delta
 from fordstone.connectors.base import Sink, SinkStream
@@ -67,22 +65,16 @@ def test_a_former_writer_commits_nothing(store_url: str) -> None:
     assert rows_of(store_url) == (2, 4)
 
 
-def test_a_store_that_is_away_is_an_error_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = start_or_skip(lambda: started(tmp_path))
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
-    url = f"s3://{server.bucket()}"
-    try:
-        sink = opened(url)
-        sink.release(1, numbers(1))
-        server.kill()
-        with pytest.raises(StoreAwayError, match=r"could not read the table: Connection refused"):
-            sink.release(2, numbers(2))
-        server.start()
+def test_a_store_that_is_away_is_an_error_that_passes(own_s3: S3) -> None:
+    url = f"s3://{own_s3.bucket()}"
+    sink = opened(url)
+    sink.release(1, numbers(1))
+    own_s3.kill()
+    with pytest.raises(StoreAwayError, match=r"could not read the table: Connection refused"):
         sink.release(2, numbers(2))
-        assert rows_of(url) == (2, 3)
-    finally:
-        server.stop()
+    own_s3.start()
+    sink.release(2, numbers(2))
+    assert rows_of(url) == (2, 3)
 
 
 WRONG = {

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
@@ -487,6 +488,60 @@ def test_a_server_that_refuses_is_an_error_at_once(
         monkeypatch.setenv("PGPASSWORD", password)
     with pytest.raises(SinkError, match=rf"could not open postgres\('results'\): .*{says}"):
         place.open(table("results", f"{place.dsn} {change}"))
+
+
+@pytest.mark.parametrize(
+    ("role", "password", "database", "text", "other", "away"),
+    [
+        ("LOGIN", "wrong", "", b"password authentication failed", "Passwort ungültig", False),
+        ("LOGIN", PASSWORD, "nowhere", b'database "nowhere" does not exist', "Datenbank fehlt", False),
+        ("NOLOGIN", PASSWORD, "", b"is not permitted to log in", "darf sich nicht anmelden", False),
+        ("LOGIN CONNECTION LIMIT 0", PASSWORD, "", b"too many connections", "zu viele Clients", True),
+    ],
+)
+def test_refusals_are_recognized_in_any_language(
+    role: str,
+    password: str,
+    database: str,
+    text: bytes,
+    other: str,
+    away: bool,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place.run("DROP ROLE IF EXISTS foreign_user", f"CREATE ROLE foreign_user {role} PASSWORD '{PASSWORD}'")
+    monkeypatch.setenv("PGPASSWORD", password)
+    with place.proxy() as (proxy, dsn):
+        proxy.reword(text, other.encode())
+        spec = table("results", f"{dsn} user=foreign_user dbname={database or place.name}")
+        with pytest.raises(SinkDelayedError if away else SinkError, match=rf"could not open .*{other}"):
+            place.open(spec)
+
+
+def test_a_long_statement_is_awaited_while_the_server_answers_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_server, "SILENCE_S", 0.01)
+    with place.proxy() as (proxy, dsn), ThreadPoolExecutor() as pool:
+        sink = place.open(table("results", dsn))
+        with psycopg.connect(f"{place.dsn} password={PASSWORD}") as other:
+            other.execute("SELECT * FROM fordstone_epochs FOR UPDATE")
+            released = pool.submit(sink.release, 1, frame(1))
+            until(lambda: proxy.connections > 2, "two looks at a server that keeps a statement waiting")
+            assert not released.done()
+        released.result()
+    assert [n for _, n in place.rows()] == [1]
+
+
+def test_a_statement_is_not_awaited_for_ever(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_server, "STATEMENT_TIMEOUT_S", 0.01)
+    sink = place.open()
+    with psycopg.connect(f"{place.dsn} password={PASSWORD}") as other:
+        other.execute("SELECT * FROM fordstone_epochs FOR UPDATE")
+        with pytest.raises(SinkDelayedError, match="not answered within"):
+            sink.release(1, frame(1))
+    sink.release(1, frame(1))
+    assert [n for _, n in place.rows()] == [1]
 
 
 def test_a_server_that_is_away_delays_the_sink(place: Place) -> None:

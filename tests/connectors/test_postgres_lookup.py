@@ -2,6 +2,7 @@
 
 import datetime as dt
 import math
+import threading
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import polars as pl
 import pytest
 from tests.connectors.postgres_place import database_of
 from tests.services.postgres import PASSWORD, Postgres
+from tests.waiting import until
 
 from fordstone import Pipeline
 from fordstone.connectors import MemorySink, memory
@@ -164,3 +166,19 @@ def test_two_rows_of_a_key_are_an_error_that_names_it(place: tuple[Postgres, str
     rows.lookup(table("devices", dsn), on="device", schema=DEVICES).sink("out", memory(MemorySink()))
     with pytest.raises(SourceError, match="more than one row for device='a'"):
         pipeline.run(bounded=True)
+
+
+def test_a_table_that_is_truncated_and_filled_while_it_is_read_is_not_found_empty(place: tuple[Postgres, str]) -> None:
+    dsn = run(place, "CREATE TABLE devices (device text, site text)", "INSERT INTO devices VALUES ('a', 'north')")
+    server, database = place[0], dsn.split("dbname=")[1].split()[0]
+    found: list[pl.DataFrame] = []
+    reads = threading.Thread(target=lambda: found.append(read_table(table("devices", dsn), Schema.of(DEVICES))))
+    waiting = f"SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = '{database}' AND NOT l.granted"
+    with server.connect(database) as other:
+        with other.transaction():
+            other.execute("TRUNCATE devices")
+            reads.start()
+            until(lambda: server.rows(waiting)[0][0] == 1, "a reader that waits for the table", seconds_max=60)
+            other.execute("INSERT INTO devices VALUES ('a', 'south')")
+        reads.join(60)
+    assert found[0].rows() == [("a", "south")]

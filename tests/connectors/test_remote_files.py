@@ -14,7 +14,8 @@ from typing import Any
 import fsspec
 import polars as pl
 import pytest
-from tests.spark.both_engines import Engine, OnEdge, engine_fixture
+from tests.services.fixtures import at_urls
+from tests.spark.both_engines import Engine, OnEdge, OnSpark
 from tests.spark.micro import MicroSpark
 
 from fordstone import Pipeline, tumbling
@@ -31,8 +32,18 @@ from fordstone.plan.ids import PartitionId
 from fordstone.plan.plan import Plan
 from fordstone.storage.remote import FsspecRemote, open_filesystem
 
-__all__ = ["engine_fixture"]
 SCHEMA = {"n": "bigint", "ts": "timestamp"}
+ROUNDS = 100
+ENGINES = ("edge", "edge-3", "spark")
+on_engines = pytest.mark.parametrize(("url", "engine"), at_urls(ENGINES, "edge", "spark"), indirect=True)
+on_edge = pytest.mark.parametrize(("url", "engine"), at_urls(ENGINES, "edge"), indirect=True)
+"""In the stores on the edge alone: what is tested does not depend on the engine."""
+
+
+@pytest.fixture(name="engine")
+def engine_fixture(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+    kind, _, parallelism = request.param.partition("-")
+    return OnSpark(tmp_path, 1) if kind == "spark" else OnEdge(tmp_path, int(parallelism or 1), rounds=ROUNDS)
 
 
 def put(url: str, data: bytes) -> None:
@@ -55,6 +66,7 @@ def copying(url: str, pattern: str = "*.jsonl", **options: Any) -> Plan:
     return pipeline.plan()
 
 
+@on_engines
 def test_files_that_come_are_read_once_and_epochs_are_written(engine: Engine, url: str) -> None:
     plan = copying(url)
     put(f"{url}/in/a.jsonl", lines(range(60)))
@@ -72,6 +84,7 @@ def test_files_that_come_are_read_once_and_epochs_are_written(engine: Engine, ur
     assert closed.height >= 11
 
 
+@on_edge
 def test_all_formats_and_folders_are_read(engine: Engine, url: str) -> None:
     put(f"{url}/in/x/a.jsonl.gz", gzip.compress(lines(range(10))))
     put(f"{url}/in/y/z/b.jsonl", lines(range(10, 20)))
@@ -87,7 +100,7 @@ def test_a_file_that_was_read_to_its_end_is_not_fetched_again(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(f"{url}/in/a.jsonl", lines(range(60)))
-    engine, fetched = OnEdge(tmp_path, 1), list[str]()
+    engine, fetched = OnEdge(tmp_path, 1, rounds=ROUNDS), list[str]()
     fetch = RemoteFileSource.fetched
 
     def noted(self: RemoteFileSource, partition: PartitionId, *args: Any, **options: Any) -> Any:
@@ -102,6 +115,7 @@ def test_a_file_that_was_read_to_its_end_is_not_fetched_again(
     assert fetched == ["a.jsonl", "b.jsonl"]
 
 
+@on_edge
 def test_a_file_that_changed_after_it_was_read_is_an_error(engine: Engine, url: str) -> None:
     plan = copying(url)
     put(f"{url}/in/a.jsonl", lines(range(60)))
@@ -118,7 +132,7 @@ def test_bounded_input_without_a_file_is_an_error(url: str) -> None:
         source.partitions()
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("url", "ending"), at_urls(["jsonl", "parquet"], "jsonl"), indirect=["url"])
 def test_a_column_that_the_first_file_lacks_is_an_error_that_names_its_url(url: str, ending: str) -> None:
     frame, data = pl.DataFrame({"n": [1], "tz": ["2026-01-01"]}), io.BytesIO()
     frame.write_ndjson(data) if ending == "jsonl" else frame.write_parquet(data)
@@ -165,7 +179,9 @@ def names(url: str) -> list[str]:
     return sorted(name for name in found if name not in {MARK_NAME, WRITER_NAME})
 
 
-@pytest.mark.parametrize("file_format", ["jsonl", "csv", "parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("url", "file_format"), at_urls(["jsonl", "csv", "parquet", "arrow"], "parquet"), indirect=["url"]
+)
 def test_parts_that_tasks_write_at_a_url_are_one_epoch(url: str, file_format: str) -> None:
     sink, writer = parted(url, file_format)
     writer.write(1, "a", 10_000, numbers(1, 2))
@@ -195,7 +211,7 @@ def test_upserts_come_in_parts_too(url: str) -> None:
     assert latest(f"{url}/out").to_dicts() == [{"n": 5, "k": "a"}]
 
 
-@pytest.mark.parametrize("moves", range(3))
+@pytest.mark.parametrize(("url", "moves"), at_urls(range(3), 1), indirect=["url"])
 def test_a_crash_while_parts_are_moved_leaves_each_row_once(
     url: str, monkeypatch: pytest.MonkeyPatch, moves: int
 ) -> None:
@@ -263,8 +279,9 @@ LETTERS = {
 }
 
 
-@pytest.mark.parametrize(("name", "damage"), LETTERS.values(), ids=LETTERS)
-def test_damaged_dead_letters_at_a_url_are_set_aside(url: str, name: str, damage: bytes | None) -> None:
+@pytest.mark.parametrize(("url", "letters"), at_urls(LETTERS, "torn", "mark gone"), indirect=["url"])
+def test_damaged_dead_letters_at_a_url_are_set_aside(url: str, letters: str) -> None:
+    name, damage = LETTERS[letters]
     spec, stream = dead_letter_files(f"{url}/out"), SinkStream(step="dl", schema=LETTER_SCHEMA)
     letter = pl.DataFrame(
         {name: [None] for name in LETTER_SCHEMA}, schema={name: kind.polars for name, kind in LETTER_SCHEMA.items()}

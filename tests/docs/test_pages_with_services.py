@@ -10,6 +10,7 @@ from tests.services.hdfs import Hdfs
 from tests.services.kafka import KafkaBroker
 from tests.services.mosquitto import Mosquitto
 from tests.services.postgres import Postgres
+from tests.services.redis import RedisServer
 from tests.services.s3 import S3
 
 
@@ -34,6 +35,12 @@ def test_mqtt(mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_kafka(kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with kafka_broker.removed("lines", "counts", "orders"):
         run_page("docs/how-to/kafka.md", tmp_path, {"KAFKA_SERVERS": kafka_broker.servers}, monkeypatch)
+
+
+def test_redis(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with redis_server.client() as client:
+        client.delete("lines", "counts", "counts:fordstone:words.default.counts", "orders")
+    run_page("docs/how-to/redis.md", tmp_path, {"REDIS_URL": redis_server.url}, monkeypatch)
 
 
 def test_s3_and_hdfs(

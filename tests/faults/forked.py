@@ -33,6 +33,8 @@ IMPORTED = (
     "fordstone.edge.link",
     "fordstone.hub.server.serve",
 )
+DRIVERS = ("s3fs", "hdfs_native.fsspec")
+"""Imported when the first URL needs them. Some of the children have one, and an import takes longer than what they do there."""
 _REQUEST_BYTES_MAX = 1 << 20
 
 
@@ -169,7 +171,7 @@ def become(request: dict[str, Any], files: Sequence[int]) -> None:
 
 
 if __name__ == "__main__":
-    for name in IMPORTED:
+    for name in (*IMPORTED, *DRIVERS):
         import_module(name)
     serve(socket.socket(fileno=int(sys.argv[1])))
     sys.exit(import_module(sys.argv[0]).main())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 from tests.faults.child_spark import answer
-from tests.faults.job import BOUNDED, LIVE, Job
+from tests.faults.job import BOUNDED, LIVE, Job, build
 from tests.faults.oracle import Feed, judge, judge_tables
 from tests.faults.process import Process, run_to_end, sealed, started
 from tests.faults.spark_job import SparkChild, SparkJob
@@ -19,6 +19,9 @@ from tests.services.base import start_or_skip
 from tests.services.cut import CutProxy
 from tests.services.postgres import DATABASE, PASSWORD, Postgres
 from tests.waiting import until
+
+from fordstone.connectors.postgres import server as postgres_server
+from fordstone.protocol.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,6 +128,37 @@ def test_a_server_killed_at_a_commit_delays_the_pipeline_which_goes_on_and_is_ex
             process.until(lambda: stalls(process)[-1] is None, "end of the delay")
             faults(server_kills=1)
         assert process.stop().report["progress"]["restarts"] == 0
+    finish(feed, server)
+
+
+@pytest.mark.parametrize("when", ["while it goes on", "when it is stopped"])
+def test_a_server_that_stops_answering_delays_a_pipeline_which_can_be_stopped_and_is_exact(
+    when: str, server: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_server, "SILENCE_S", 0.1)
+    monkeypatch.chdir(tmp_path)
+    feed = started_feed(tmp_path, 7)
+    job = Job(tables=f"{server.dsn()} connect_timeout=2")  # two seconds are the least that psycopg takes
+    with build(job).start(state="state", **LIVE | SMALL) as run:
+
+        def progress() -> Progress:
+            assert run.running, run.error
+            return run.progress or Progress(pipeline="", elapsed_us=0)
+
+        until(lambda: progress().epoch > 0, "an epoch")
+        with server.paused():
+            feed.write(FEED_ROWS)
+            until(lambda: progress().stalled is not None, "delay")
+            assert progress().waits_for == "sink"
+            assert "stopped answering" in (progress().stalled or "")
+            if when == "when it is stopped":
+                assert run.stop().outcome == "stopped"
+        if when == "while it goes on":
+            until(lambda: progress().stalled is None, "end of the delay")
+            epoch = progress().epoch
+            feed.write(FEED_ROWS)
+            until(lambda: progress().epoch > epoch, "another epoch")
+            assert run.stop().progress.restarts == 0
     finish(feed, server)
 
 

@@ -20,7 +20,7 @@ from fordstone.storage.remote import open_remote
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PLACES = ("sink.released:4", "batch.sealed:1", *rest("batch.executed:1", "batch.released:2", "batch.kept:1"))
+PLACES = ("sink.released:4", *rest("batch.sealed:1", "batch.executed:1", "batch.released:2", "batch.kept:1"))
 
 
 @pytest.mark.parametrize("place", PLACES)

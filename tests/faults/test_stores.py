@@ -8,17 +8,14 @@ from pathlib import Path
 from random import Random
 from threading import Event
 
-import fsspec
 import pytest
 from tests.examples import rest
 from tests.faults.job import BOUNDED, LIVE, NODE, PIPELINE, Job
 from tests.faults.oracle import Feed, judge
-from tests.faults.process import run_to_end, sealed, started
-from tests.services.base import Server, start_or_skip
+from tests.faults.process import Process, run_to_end, sealed, started
+from tests.services.base import Server
 from tests.services.hdfs import Hdfs
-from tests.services.hdfs import started as hdfs_started
 from tests.services.s3 import S3
-from tests.services.s3 import started as s3_started
 
 from fordstone.epochs.manifest import parse_epoch_name
 from fordstone.storage.remote import open_filesystem, open_remote
@@ -51,9 +48,7 @@ def grow(feed: Feed, url: str, epochs: int) -> None:
     goal = sealed(feed.folder) + epochs
     with started(feed.folder, job(url, SLOW)) as process:
         while sealed(feed.folder) < goal:
-            before = sealed(feed.folder)
-            feed.write(ROWS)
-            process.until(lambda before=before: sealed(feed.folder) > before, "another epoch")  # type: ignore[misc]
+            another_epoch(feed, process)
         assert process.stop().report["outcome"] == "stopped"
 
 
@@ -70,7 +65,7 @@ def finish(feed: Feed, url: str) -> int | None:
 
 def test_another_machine_goes_on_from_the_store(store_url: str, tmp_path: Path, faults: Callable[..., None]) -> None:
     feed = Feed(folder=tmp_path / "one", seed=81)
-    grow(feed, store_url, 4)
+    grow(feed, store_url, 3)
     newest = sealed(feed.folder)
     assert copied(store_url) == newest
     other = feed.copy(tmp_path / "other")
@@ -117,87 +112,62 @@ def test_kills_at_any_moment_leave_each_row_once_and_nothing_else(
     assert [name for name in found if name.startswith(".")] == []
 
 
-@pytest.fixture(name="own_s3")
-def own_s3_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
-    server = start_or_skip(lambda: s3_started(tmp_path / "s3"))
-    for name, value in server.environment().items():
-        monkeypatch.setenv(name, value)
-    fsspec.get_filesystem_class("s3").clear_instance_cache()  # those of another server
-    yield server
-    server.stop()
+@pytest.fixture(name="name_node")
+def name_node_fixture(hdfs: Hdfs) -> Iterator[Server]:
+    """The NameNode of all tests, which a test may kill: they run one after the other."""
+    yield hdfs.name_node
+    if hdfs.name_node.pid is None:
+        hdfs.name_node.launch()
+    hdfs.wait()
 
 
-@pytest.fixture(name="own_hdfs")
-def own_hdfs_fixture(tmp_path: Path) -> Iterator[Hdfs]:
-    server = start_or_skip(lambda: hdfs_started(tmp_path / "hdfs"))
-    yield server
-    server.stop()
-
-
-def test_a_killed_s3_stops_neither_sealing_nor_the_copies_that_follow(
+def test_a_killed_s3_stops_neither_epochs_nor_copies_nor_sinks_for_good(
     own_s3: S3, tmp_path: Path, faults: Callable[..., None]
 ) -> None:
-    away_and_back(f"s3://{own_s3.bucket()}", own_s3, tmp_path / "job", faults)
+    away_and_back(f"s3://{own_s3.bucket()}", own_s3, tmp_path, faults)
 
 
-def test_a_killed_name_node_stops_neither_sealing_nor_the_copies_that_follow(
-    own_hdfs: Hdfs, tmp_path: Path, faults: Callable[..., None]
+def test_a_killed_name_node_stops_neither_epochs_nor_copies_nor_sinks_for_good(
+    hdfs_url: str, name_node: Server, tmp_path: Path, faults: Callable[..., None]
 ) -> None:
-    away_and_back(own_hdfs.directory(), own_hdfs.name_node, tmp_path / "job", faults)
+    away_and_back(hdfs_url, name_node, tmp_path, faults)
 
 
 def away_and_back(url: str, server: Server, folder: Path, faults: Callable[..., None]) -> None:
-    """The sinks are local: epochs go on while copies wait."""
-    feed, options = Feed(folder=folder, seed=83), {"remote": f"{url}/copies"}
-
-    def another_epoch() -> None:
-        before = sealed(folder)
-        feed.write(ROWS)
-        process.until(lambda: sealed(folder) > before, "another epoch")
-
-    with started(folder, Job(options=SLOW | options)) as process:
-        another_epoch()
-        process.until(lambda: copied(url) > 0, "a copy")
+    """Two pipelines. One has only its copies in the store: it seals epochs while they wait. The sinks of the other wait, and it says so."""
+    copying, writing = Feed(folder=folder / "copying", seed=83), Feed(folder=folder / "writing", seed=84)
+    copies, out = {"remote": f"{url}/copies"}, f"{url}/out"
+    with (
+        started(copying.folder, Job(options=SLOW | copies)) as one,
+        started(writing.folder, Job(out=out, options=SLOW)) as other,
+    ):
+        another_epoch(copying, one)
+        writing.write(ROWS)
+        one.until(lambda: copied(url) > 0, "a copy")
+        other.until(lambda: released(url) > 0, "output")
         server.kill()
         faults(kills=1)
         for _ in range(3):
-            another_epoch()
-        process.until(lambda: "checkpoint not copied" in process.errors(), "the warning")
+            another_epoch(copying, one)
+        writing.write(ROWS)
+        one.until(lambda: "checkpoint not copied" in one.errors(), "the warning")
+        other.until(lambda: any(line.get("stalled") for line in other.lines()), "a stall")
+        assert any(out in str(line.get("stalled")) for line in other.lines())
         server.start()
-        process.until(lambda: copied(url) == sealed(folder), "the copy of the newest checkpoint")
-        assert process.stop().report["outcome"] == "stopped"
-    shutil.rmtree(folder / "state")
-    feed.write(ROWS)
-    assert run_to_end(folder, Job(options=BOUNDED | options)).report["resumed_from"] == copied(url) - 1
-    judge(folder, feed.written)
-
-
-def test_sinks_wait_for_a_killed_s3_and_the_progress_says_so(
-    own_s3: S3, tmp_path: Path, faults: Callable[..., None]
-) -> None:
-    waits_and_goes_on(f"s3://{own_s3.bucket()}", own_s3, tmp_path / "job", faults)
-
-
-def test_sinks_wait_for_a_killed_name_node_and_the_progress_says_so(
-    own_hdfs: Hdfs, tmp_path: Path, faults: Callable[..., None]
-) -> None:
-    waits_and_goes_on(own_hdfs.directory(), own_hdfs.name_node, tmp_path / "job", faults)
-
-
-def waits_and_goes_on(url: str, server: Server, folder: Path, faults: Callable[..., None]) -> None:
-    feed = Feed(folder=folder, seed=84)
-    with started(folder, Job(out=f"{url}/out", options=SLOW)) as process:
+        one.until(lambda: copied(url) == sealed(copying.folder), "the copy of the newest checkpoint")
+        other.until(lambda: other.lines()[-1]["stalled"] is None, "the end of the stall")
+        for process in (one, other):
+            assert process.stop().report["outcome"] == "stopped"
+    shutil.rmtree(copying.folder / "state")
+    for feed in (copying, writing):
         feed.write(ROWS)
-        process.until(lambda: released(url) > 0, "output")
-        server.kill()
-        faults(kills=1)
-        feed.write(ROWS)
-        process.until(lambda: any(line.get("stalled") for line in process.lines()), "a stall")
-        assert any(f"{url}/out" in str(line.get("stalled")) for line in process.lines())
-        server.start()
-        before = released(url)
-        process.until(lambda: released(url) > before, "more output")
-        assert process.stop().report["outcome"] == "stopped"
+    assert run_to_end(copying.folder, Job(options=BOUNDED | copies)).report["resumed_from"] == copied(url) - 1
+    judge(copying.folder, copying.written)
+    assert run_to_end(writing.folder, Job(out=out, options=BOUNDED)).report["outcome"] == "ended"
+    judge(writing.folder, writing.written, out=out)
+
+
+def another_epoch(feed: Feed, process: Process) -> None:
+    before = sealed(feed.folder)
     feed.write(ROWS)
-    assert run_to_end(folder, Job(out=f"{url}/out", options=BOUNDED)).report["outcome"] == "ended"
-    judge(folder, feed.written, out=f"{url}/out")
+    process.until(lambda: sealed(feed.folder) > before, "another epoch")

@@ -70,7 +70,7 @@ def test_a_pipeline_that_starts_is_healthy_and_not_ready(server: HealthServer) -
         "pipelines": [
             {
                 "pipeline": "p", "state": "starting", "healthy": True, "ready": False, "problem": None, "epoch": None,
-                "since_seal_s": None, "waits_for": None, "hub_away_s": None, "quarantined_nodes": 0,
+                "since_seal_s": None, "waits_for": None, "waiting_for": [], "hub_away_s": None, "quarantined_nodes": 0,
                 "outbox_epochs": 0, "restarts": 0, "damaged_runs": 0,
             }
         ],

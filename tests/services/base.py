@@ -198,10 +198,19 @@ class Server:
 
     def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """Start the process, and wait until it answers."""
+        self.launch()
+        self.wait(timeout_s=timeout_s)
+
+    def launch(self) -> None:
+        """Start the process."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, env=self._env, cwd=self._cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
+
+    def wait(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until the process answers."""
+        assert self._process is not None
         deadline = time.monotonic() + timeout_s
         while True:
             with suppress(OSError):

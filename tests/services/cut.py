@@ -24,6 +24,9 @@ class CutProxy:
         self._left = self._passing = 0
         self._meanwhile: Callable[[], object] = lambda: None
         self._silent: set[socket.socket] = set()
+        self._reworded: dict[bytes, bytes] = {}
+        self.connections = 0
+        """How many have come."""
         self.cuts = 0
         """How often a connection was cut. A test that never sees one has tested nothing."""
         threading.Thread(target=self._listen, name="cut-proxy", daemon=True).start()
@@ -43,6 +46,11 @@ class CutProxy:
         """
         self._pattern, self._when, self._left, self._passing, self._meanwhile = pattern, when, times, skip, meanwhile
 
+    def reword(self, text: bytes, other: bytes) -> None:
+        """Change what the server says, as one in another language would. `other` may not be longer, because messages begin with their length."""
+        assert len(other) <= len(text)
+        self._reworded[text] = other.ljust(len(text))
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -54,6 +62,7 @@ class CutProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            self.connections += 1
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
@@ -89,6 +98,8 @@ class CutProxy:
     def _hand_on(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(CHUNK):
+                for text, other in self._reworded.items():
+                    data = data.replace(text, other)
                 if client not in self._silent:
                     client.sendall(data)
         if client not in self._silent:

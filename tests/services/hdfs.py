@@ -1,4 +1,4 @@
-"""A real HDFS: one NameNode and one DataNode, each a Java process that can be ended by itself."""
+"""A real HDFS: a NameNode and two DataNodes, each a Java process that can be ended by itself."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ VERSION: Final = "3.5.0"
 """The same as of the client inside PySpark."""
 FORMAT_TIMEOUT_S: Final = 90.0
 HTTP_TIMEOUT_S: Final = 5.0
+DATA_NODES: Final = 2
 BLOCK_BYTES: Final = 1 << 20
 """Small, so that a file of a test has several blocks."""
 
@@ -38,7 +39,11 @@ def java() -> Path:
 
 
 class Hdfs:
-    """Both servers, with their data in one folder."""
+    """All servers, with their data in one folder.
+
+    There are two DataNodes because a file of one replica takes half a second to close: the driver of this project waits for that long if
+    the DataNode has not reported the last block yet. Only of two replicas and more the NameNode lets it be closed before.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.port, self._http = free_port(), free_port()
@@ -48,7 +53,7 @@ class Hdfs:
         (self._conf / "core-site.xml").write_text(_xml({"fs.defaultFS": self.address}))
         (self._conf / "hdfs-site.xml").write_text(_xml(self._settings(folder)))
         self._java: list[str | Path] = [java(), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        self._java += ["-cp", f"{self._conf}:{jars()}/*"]
+        self._java += ["-Dn=0", "-Ddata=0", "-Dipc=0", "-cp", f"{self._conf}:{jars()}/*"]
         self._format()
         self.name_node = Server(
             "NameNode",
@@ -56,12 +61,7 @@ class Hdfs:
             log=folder / "namenode.log",
             answers=lambda: bool(self._bean("NameNodeInfo")),
         )
-        self.data_node = Server(
-            "DataNode",
-            [*self._java, "org.apache.hadoop.hdfs.server.datanode.DataNode"],
-            log=folder / "datanode.log",
-            answers=self._is_ready,
-        )
+        self.data_nodes = [self._data_node(folder, number) for number in range(1, DATA_NODES + 1)]
         self._numbers = count(1)
 
     @property
@@ -73,13 +73,23 @@ class Hdfs:
         return f"{self.address}/dir{next(self._numbers)}"
 
     def start(self) -> None:
-        """Start both, and wait until files can be written."""
-        self.name_node.start()
-        self.data_node.start()
+        """Start all, and wait until files can be written."""
+        for server in self._servers:
+            server.launch()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until files can be written."""
+        for server in self._servers:
+            server.wait()
 
     def stop(self) -> None:
-        self.data_node.stop()
-        self.name_node.stop()
+        for server in self._servers:
+            server.stop()
+
+    @property
+    def _servers(self) -> list[Server]:
+        return [self.name_node, *self.data_nodes]
 
     def admin(self, *arguments: str) -> str:
         """Run `hdfs dfsadmin` and return its output."""
@@ -92,16 +102,27 @@ class Hdfs:
         )
         return done.stdout
 
+    def _data_node(self, folder: Path, number: int) -> Server:
+        # In place of those that all have; the settings refer to them. Ports stay the same after a restart.
+        properties = [
+            f"-D{name}={value}" for name, value in (("n", number), ("data", free_port()), ("ipc", free_port()))
+        ]
+        return Server(
+            f"DataNode {number}",
+            [*self._java, *properties, "org.apache.hadoop.hdfs.server.datanode.DataNode"],
+            log=folder / f"datanode-{number}.log",
+            answers=self._is_ready,
+        )
+
     def _settings(self, folder: Path) -> dict[str, str]:
         return {
-            "dfs.replication": "1",
+            "dfs.replication": str(DATA_NODES),
             "dfs.blocksize": str(BLOCK_BYTES),
             "dfs.namenode.name.dir": f"file://{folder}/name",
-            "dfs.datanode.data.dir": f"file://{folder}/blocks",
+            "dfs.datanode.data.dir": f"file://{folder}/blocks-${{n}}",
             "dfs.namenode.http-address": f"127.0.0.1:{self._http}",
-            # The same after a restart.
-            "dfs.datanode.address": f"127.0.0.1:{free_port()}",
-            "dfs.datanode.ipc.address": f"127.0.0.1:{free_port()}",
+            "dfs.datanode.address": "127.0.0.1:${data}",
+            "dfs.datanode.ipc.address": "127.0.0.1:${ipc}",
             "dfs.datanode.http.address": "127.0.0.1:0",
             "dfs.namenode.fs-limits.min-block-size": "1024",
             "dfs.namenode.safemode.extension": "0",
@@ -109,6 +130,8 @@ class Hdfs:
             # A DataNode that was killed is noticed, and a new one taken, within the time of a test.
             "dfs.heartbeat.interval": "1",
             "dfs.namenode.heartbeat.recheck-interval": "2000",
+            # Clients close a file at once: they do not wait until a DataNode has reported its last block.
+            "dfs.namenode.file.close.num-committed-allowed": "1",
             "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "20",
         }
 
@@ -125,7 +148,7 @@ class Hdfs:
 
     def _is_ready(self) -> bool:
         state = self._bean("FSNamesystemState")
-        return state["NumLiveDataNodes"] == 1 and state["FSState"] == "Operational"
+        return state["NumLiveDataNodes"] == DATA_NODES and state["FSState"] == "Operational"
 
     def _bean(self, name: str) -> dict[str, object]:
         address = f"http://127.0.0.1:{self._http}/jmx?qry=Hadoop:service=NameNode,name={name}"

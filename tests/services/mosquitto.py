@@ -13,8 +13,14 @@ NAME = "mosquitto-2.0.11"
 class Mosquitto(Server):
     """Listens on `port`. With `passwords` it refuses others."""
 
-    def __init__(self, *, durable: bool = True, passwords: dict[str, str] | None = None) -> None:
-        """`durable=False`: quick, and forgets all when it is killed."""
+    def __init__(
+        self,
+        *,
+        durable: bool = True,
+        passwords: dict[str, str] | None = None,
+        tls: tuple[Path, Path, Path] | None = None,
+    ) -> None:
+        """`durable=False`: quick, and forgets all when it is killed. `tls`: certificate, key and authority; clients need a certificate, too."""
         root = debian_root(NAME, ["mosquitto", "mosquitto-clients"])
         environment = library_path(root)
         self._folder = tempfile.TemporaryDirectory(prefix="fordstone-mosquitto-")
@@ -32,6 +38,9 @@ class Mosquitto(Server):
                 *("persistence true", f"persistence_location {folder}/"),
                 *("autosave_interval 1", "autosave_on_changes true"),
             ]
+        if tls is not None:
+            certificate, key, authority = tls
+            lines += [f"certfile {certificate}", f"keyfile {key}", f"cafile {authority}", "require_certificate true"]
         if passwords is None:
             lines.append("allow_anonymous true")
         else:

@@ -6,8 +6,8 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -132,6 +132,22 @@ class Postgres:
         if self._server.pid is not None:
             os.kill(self._server.pid, signal.SIGINT)
         self._server.stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the server and all its sessions for a while: they keep their connections and answer nothing."""
+        pid = self._server.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # first, so that no session is added
+        children = _children(pid)
+        for child in children:
+            os.kill(child, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for stopped in (*children, pid):
+                with suppress(ProcessLookupError):
+                    os.kill(stopped, signal.SIGCONT)
 
     def close(self) -> None:
         """End the server and remove its data."""

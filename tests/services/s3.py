@@ -1,4 +1,7 @@
-"""A real S3 server: versitygw, which keeps objects as files in a folder, and writes conditionally as S3 does."""
+"""A real S3 server: versitygw, which keeps objects as files in a folder, and writes conditionally as S3 does.
+
+`python -m tests.services.s3` builds it, if that was not done yet. A run of all tests does so in the background (`tests.conftest`).
+"""
 
 from __future__ import annotations
 
@@ -71,3 +74,7 @@ def started(folder: Path) -> S3:
     server = S3(folder)
     server.start()
     return server
+
+
+if __name__ == "__main__":
+    program()

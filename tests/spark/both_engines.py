@@ -29,14 +29,18 @@ class Engine(Protocol):
 
 
 class OnEdge:
-    def __init__(self, root: Path, parallelism: int, *, batch_rows: int = 7, keep: int = 2) -> None:
+    def __init__(
+        self, root: Path, parallelism: int, *, batch_rows: int = 7, keep: int = 2, rounds: int = ROUNDS
+    ) -> None:
+        """`rounds`: the number of steps of a run; in each the source may list its store."""
         del root
         self._disk, self._clock = MemoryDisk(), SimClock()
         self._parallelism, self._batch_rows, self._keep = parallelism, batch_rows, keep
+        self._rounds = rounds
         self.replayed = 0
         self._engine: Any = None
 
-    def run(self, plan: Plan, rounds: int = ROUNDS) -> None:
+    def run(self, plan: Plan, rounds: int | None = None) -> None:
         if self._engine is None:
             config = RunConfig(
                 node="n",
@@ -54,7 +58,7 @@ class OnEdge:
         else:
             # What only the clock changes is noticed at a barrier, and an idle pipeline has one per minute.
             self._clock.now_us += IDLE_INTERVAL_US
-        for _ in range(rounds):
+        for _ in range(self._rounds if rounds is None else rounds):
             self._clock.now_us += 100
             for steppable in self._engine.steppables():
                 steppable.step()

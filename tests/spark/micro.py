@@ -210,6 +210,8 @@ class MicroQuery:
         latest = max(self.location.batches("offsets"), default=-1)
         done = max(self.location.batches("commits"), default=-1)
         if latest == done:
+            if done >= 0:
+                self.reader.commit(json.loads(self.location.offset(done)))
             text = self._plan(done)
             if text is None:
                 return False

@@ -9,7 +9,9 @@ from typing import Any
 
 import fsspec
 import pytest
+from botocore.retries.standard import ExponentialBackoff
 from tests.faults.proxy import Proxy, Trouble, What, proxied
+from tests.services.fixtures import use_s3
 from tests.services.hdfs import Hdfs
 from tests.services.s3 import S3
 from tests.waiting import until
@@ -35,14 +37,16 @@ def rejection(code: bytes) -> bytes:
 def proxy_fixture(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A proxy in front of S3, which the environment names."""
     with proxied(s3.port) as proxy:
-        for name, value in s3.environment(proxy.url).items():
-            monkeypatch.setenv(name, value)
-        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        use_s3(s3, monkeypatch, proxy.url)
         yield proxy
 
 
 @pytest.mark.parametrize("code", [b"SlowDown", b"ServiceUnavailable"])
-def test_a_request_that_is_rejected_for_now_is_repeated_for_a_while(proxy: Proxy, s3: S3, code: bytes) -> None:
+def test_a_request_that_is_rejected_for_now_is_repeated_for_a_while(
+    proxy: Proxy, s3: S3, code: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The number of attempts is what is tested. The driver's waits between them add up to ten seconds.
+    monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.01)
     remote = open_remote(f"s3://{s3.bucket()}/p")
     busy = Trouble(what="answer", where="^PUT .*/p/a", answer=rejection(code), times=2)
     proxy.troubles = [busy]

@@ -16,6 +16,7 @@ from fordstone.connectors.kafka.kind import kafka
 from fordstone.connectors.memory import MemorySink, MemorySource, memory
 from fordstone.connectors.mqtt.kind import mqtt
 from fordstone.connectors.postgres.settings import postgres
+from fordstone.connectors.redis.kind import redis_stream
 from fordstone.connectors.registry import register
 from fordstone.connectors.socket_lines import socket_lines
 from fordstone.connectors.stdout import stdout
@@ -34,6 +35,7 @@ __all__ = [
     "memory",
     "mqtt",
     "postgres",
+    "redis_stream",
     "register",
     "rows",
     "socket_lines",

@@ -365,6 +365,9 @@ class SinkDelayedError(StorageError):
     Not in `fordstone.errors`: by that name `spark.run` recognizes, in the text of Spark's errors, those that the user has to correct.
     """
 
+    step: str = ""
+    """The sink, set by the edge engine. Empty: no sink is waited for, but the hub."""
+
 
 def later_output(
     where: str,

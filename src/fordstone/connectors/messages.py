@@ -9,13 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import contains
 from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fordstone.connectors.files.formats import NEWLINE, JsonLines, MalformedError
+from fordstone.connectors.files.formats import JsonLines, MalformedError
 from fordstone.connectors.files.records import TEXT_MAX, ParsedRecords, RecordParser, Records
 from fordstone.connectors.files.rows import encoded
 from fordstone.errors import ConfigError
@@ -80,10 +82,10 @@ class JsonMessages(MessageFormat):
         self._parser = RecordParser(JsonLines(schema, time_unit=time_unit), schema, record_bytes_max=MESSAGE_BYTES_MAX)
 
     def decode(self, values: Sequence[bytes]) -> Decoded:
-        data = b"\n".join(values)
-        if np.count_nonzero(np.frombuffer(data, dtype=np.uint8) == NEWLINE) != max(0, len(values) - 1):
+        if any(map(contains, values, repeat(b"\n"))):
             # A newline in JSON is white space, so a blank means the same.
-            data = b"\n".join([value.replace(b"\n", b" ") for value in values])
+            values = [value.replace(b"\n", b" ") for value in values]
+        data = b"\n".join(values)
         ends = np.cumsum(np.fromiter(map(len, values), dtype=np.int64, count=len(values)) + 1) - 1
         starts = np.concatenate((np.zeros(min(1, len(values)), np.int64), ends[:-1] + 1))
         parts = self._parsed(Records(base=0, data=data, starts=starts, ends=ends))

@@ -23,6 +23,11 @@ class Distribution:
         self._lock = threading.Lock()
         self._numbers: dict[PartitionId, int] = {}
 
+    @property
+    def alone(self) -> bool:
+        """Whether one node reads all."""
+        return self._nodes == 1
+
     def part(self, partitions: Sequence[PartitionId], node: int) -> list[PartitionId]:
         """Those of the partitions that a node reads. New ones are counted."""
         with self._lock:
@@ -72,11 +77,22 @@ class PartOfSource(Source):
     def series(self, partition: PartitionId) -> Sequence[SeriesPlace]:
         return self._source.series(partition)
 
+    def is_quiet(self, partition: PartitionId) -> bool:
+        return self._source.is_quiet(partition)
+
     def plan_rest(self, partition: PartitionId, position: Position) -> Position | None:
         return self._source.plan_rest(partition, position)
 
     def ack(self, cuts: Mapping[str, PartitionCut]) -> None:
         self._source.ack(cuts)
+
+    def size_bytes(self) -> int | None:
+        """Of the whole source, so that a part of several has none."""
+        return self._source.size_bytes() if self._distribution.alone else None
+
+    def share_read(self, cuts: Mapping[str, PartitionCut]) -> float | None:
+        """Of the whole source, too: a node that reads half of it would stop at 50 %."""
+        return self._source.share_read(cuts) if self._distribution.alone else None
 
     def close(self) -> None:
         self._source.close()

@@ -1,9 +1,10 @@
 """The tables of lookups that are read again while a pipeline runs: what they had in them, kept on the node by the time at barriers.
 
-    <pipeline>/<node>/lookups/<step>-<what is read>/<from>-<rows>-<digest>.arrow
+    lookups/<step>-<what is read>/<from>-<rows>-<digest>.arrow
 
-A file is the whole table as the epochs see it that begin at a barrier of time `from` or later. The time of a barrier is recorded with its
-epoch, so that an epoch that is computed again, and all subtasks, see the same rows. A table is read on a thread of its own, and no task waits for it.
+A file is the whole table as the epochs see it that begin at a barrier of time `from` or later. On the edge the time of a barrier is recorded with
+its epoch, and on Spark the file with the batch, so that an epoch that is computed again, and all tasks, see the same rows. A table is read on a
+thread of its own, and no task waits for it.
 
 Invariants: what `at` has returned for a time it returns for that time from then on, after restarts too; contents are durable before rows are
 looked up in them; those that no kept checkpoint needs are removed.
@@ -29,8 +30,8 @@ from fordstone.lang.schema import Schema
 from fordstone.operators.base import RefreshedTable
 from fordstone.plan import plan as p
 from fordstone.state.base import RunRef
-from fordstone.storage.atomic import AtomicWriter
-from fordstone.storage.disk import Disk, FatalStorageError
+from fordstone.storage.disk import FatalStorageError
+from fordstone.storage.remote import Remote
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ Check = Callable[[pl.DataFrame], pl.DataFrame]
 _FRAMES_MAX: Final = 2
 """Subtasks that pass a barrier at different moments ask for two contents in turn."""
 _NAME: Final = re.compile(r"(\d{16,19})-(\d+)-([0-9a-f]{64})\.arrow")
+_FOLDER: Final = "lookups"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +51,27 @@ class Content:
     rows: int
     digest: str
 
+    @classmethod
+    def named(cls, name: str) -> Content | None:
+        """The content of a file; None: the name is not one of ours."""
+        found = _NAME.fullmatch(name)
+        return found and cls(from_us=int(found[1]), rows=int(found[2]), digest=found[3])
+
     @property
     def name(self) -> str:
         return f"{self.from_us:016}-{self.rows}-{self.digest}.arrow"
 
+    def decode(self, data: bytes) -> pl.DataFrame:
+        return decode_run(data, RunRef(digest=self.digest, size_bytes=len(data), rows=self.rows))
+
 
 class RefreshedTables:
-    """Those of one job, by step. Closed with its engine."""
+    """Those of one job, by step. Closed with its engine, or with the planner of its query on Spark."""
 
-    def __init__(self, disk: Disk, home: str) -> None:
-        self._disk = disk
-        self._folder = f"{home}/lookups"
+    def __init__(self, open_files: Callable[[], Remote], home: str) -> None:
+        """`open_files`: gives what stores the files; `home`: the path there."""
+        self._open_files = open_files
+        self._folder = f"{home}/{_FOLDER}"
         self._tables: dict[str, KeptTable] = {}
         self._mutex = threading.Lock()
         self._live_us: int | None = None
@@ -72,7 +84,7 @@ class RefreshedTables:
                 what = hashlib.sha256(msgspec.json.encode([step.table, step.schema, step.table_keys])).hexdigest()[:16]
                 table = KeptTable(
                     step.name,
-                    self._disk,
+                    self._open_files(),
                     f"{self._folder}/{step.name}-{what}",
                     lambda: check(read_table(step.table, schema)),
                     every_us=step.refresh_us or 0,
@@ -89,6 +101,15 @@ class RefreshedTables:
             for table in self._tables.values():
                 table.begin(now_us)
 
+    def paths(self, now_us: int) -> dict[str, str]:
+        """The file of each step at a barrier, and until the next. Reads tables that were never read."""
+        return {step: table.path(now_us) for step, table in self._tables.items()}
+
+    def refresh(self, now_us: int) -> None:
+        """Begin to read the tables that are due."""
+        for table in self._tables.values():
+            table.refresh(now_us)
+
     def ack(self, now_us: int) -> None:
         """No run will start before the barrier of this time."""
         for table in self._tables.values():
@@ -103,19 +124,18 @@ class RefreshedTables:
 class KeptTable:
     """One table with what was in it. Used by the tasks of its step, and by the thread that reads."""
 
-    def __init__(self, step: str, disk: Disk, folder: str, read: Callable[[], pl.DataFrame], *, every_us: int) -> None:
+    def __init__(
+        self, step: str, files: Remote, folder: str, read: Callable[[], pl.DataFrame], *, every_us: int
+    ) -> None:
         self._step = step
-        self._disk = disk
+        self._files = files
         self._folder = folder
         self._read = read
         self._every_us = every_us
         self._mutex = threading.RLock()
-        self._writer = AtomicWriter(disk)
-        disk.make_dirs(folder)
         self._contents: list[Content] = []
-        for name in sorted(disk.list(folder)):
-            if (found := _NAME.fullmatch(name)) is not None:
-                self._append(Content(from_us=int(found[1]), rows=int(found[2]), digest=found[3]))
+        for content in filter(None, map(Content.named, sorted(files.sizes(folder)))):
+            self._append(content)
         self._frames: dict[str, pl.DataFrame] = {}
         """By digest: those that were asked for last."""
         self._asked_us = -1
@@ -131,24 +151,18 @@ class KeptTable:
     def at(self, now_us: int) -> pl.DataFrame:
         """The rows at a barrier, and until the next. Reads the table itself if it was never read on this node."""
         with self._mutex:
-            self._asked_us = max(self._asked_us, now_us)
-            if not self._contents:
-                # On another machine than before, later ones are not here either: the table is then as it is now.
-                self._add(self._read(), from_us=0)
-                self._due_us = now_us + self._every_us if now_us else None
-            content = next((one for one in reversed(self._contents) if one.from_us <= now_us), None)
-            if content is None:
-                raise SourceError(
-                    f"step {self._step}: what its table had in it at an epoch that has to be computed again is gone from {self._folder}. "
-                    "Restore the state directory as a whole."
-                )
+            content = self._content(now_us)
             if content.digest not in self._frames:
-                data = self._disk.read(f"{self._folder}/{content.name}")
-                ref = RunRef(digest=content.digest, size_bytes=len(data), rows=content.rows)
+                data = self._files.get(f"{self._folder}/{content.name}")
                 if len(self._frames) >= _FRAMES_MAX:
                     self._frames.clear()
-                self._frames[content.digest] = decode_run(data, ref)
+                self._frames[content.digest] = content.decode(data)
             return self._frames[content.digest]
+
+    def path(self, now_us: int) -> str:
+        """The file with the rows that `at` gives."""
+        with self._mutex:
+            return f"{self._folder}/{self._content(now_us).name}"
 
     def refresh(self, now_us: int) -> None:
         """Begin to read the table, if it is due. Called at barriers, by each subtask."""
@@ -168,12 +182,26 @@ class KeptTable:
         with self._mutex:
             needed = [one for one in self._contents if one.from_us <= now_us][-1:]
             for content in [one for one in self._contents if needed and one.from_us < needed[0].from_us]:
-                self._disk.remove(f"{self._folder}/{content.name}")
+                self._files.remove(f"{self._folder}/{content.name}")
                 self._contents.remove(content)
 
     def close(self) -> None:
         with self._mutex:
             self._closed = True
+
+    def _content(self, now_us: int) -> Content:
+        self._asked_us = max(self._asked_us, now_us)
+        if not self._contents:
+            # On another machine than before, later ones are not here either: the table is then as it is now.
+            self._add(self._read(), from_us=0)
+            self._due_us = now_us + self._every_us if now_us else None
+        content = next((one for one in reversed(self._contents) if one.from_us <= now_us), None)
+        if content is None:
+            raise SourceError(
+                f"step {self._step}: what its table had in it at an epoch that has to be computed again is gone from {self._folder}. "
+                "Restore the state directory as a whole."
+            )
+        return content
 
     def _read_again(self) -> None:
         problem: str | None = None
@@ -199,12 +227,12 @@ class KeptTable:
         if self._contents and self._contents[-1].digest == ref.digest:
             return
         content = Content(from_us=from_us, rows=ref.rows, digest=ref.digest)
-        self._writer.write(f"{self._folder}/{content.name}", data)
+        self._files.put(f"{self._folder}/{content.name}", bytes(data))
         self._append(content)
         log.info("table of a lookup read", extra={"step": self._step, "rows": ref.rows})
 
     def _append(self, content: Content) -> None:
         """Nobody has asked for a content that another one follows at the same time."""
         while self._contents and self._contents[-1].from_us >= content.from_us:
-            self._disk.remove(f"{self._folder}/{self._contents.pop().name}")
+            self._files.remove(f"{self._folder}/{self._contents.pop().name}")
         self._contents.append(content)

@@ -47,6 +47,7 @@ _OURS: Final = {
     "memory": ("fordstone.connectors.memory", "MemoryKind"),
     "mqtt": ("fordstone.connectors.mqtt.kind", "MqttKind"),
     "postgres": ("fordstone.connectors.postgres.kind", "PostgresKind"),
+    "redis_stream": ("fordstone.connectors.redis.kind", "RedisStreamKind"),
     "socket_lines": ("fordstone.connectors.socket_lines", "SocketLinesKind"),
     "stdout": ("fordstone.connectors.stdout", "StdoutKind"),
 }

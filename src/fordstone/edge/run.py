@@ -35,12 +35,14 @@ from fordstone.epochs.store import CheckpointStore
 from fordstone.errors import DamagedError, EndedError, FordstoneError, SinkError, TaskError
 from fordstone.operators.base import IN_STEP, Functions
 from fordstone.plan import plan as p
+from fordstone.protocol.health import WaitsFor
 from fordstone.protocol.progress import Progress, Report
 from fordstone.protocol.retry import DISK_RETRY_US, Backoff, RestartAfter, Stop, decide_restart
 from fordstone.runtime.available import check_available_now
 from fordstone.runtime.clock import SystemClock
 from fordstone.runtime.fresh import set_aside, to_set_aside
 from fordstone.runtime.signals import Signals, StopRequest
+from fordstone.runtime.waits import sink_away
 from fordstone.state.working import WorkingFileError
 from fordstone.storage.disk import OsDisk
 from fordstone.storage.failpoint import failpoints_of_process
@@ -286,13 +288,39 @@ def _run_once(
             except SinkDelayedError as error:
                 # The last epoch had rows for the hub, and it is unknown whether it took them; or there is a lease to take over; or the system
                 # of a sink is away.
-                log.warning("waiting for the hub or a sink", extra={"pipeline": plan.pipeline, "problem": str(error)})
+                _report_waiting(plan, error, store, on_progress)
                 if signals.wait(HUB_WAIT.wait_s(failures, chance=random.random())):  # noqa: S311 - jitter
                     raise
             else:
                 break
         with closing(engine):
             return _run_engine(engine, links, signals, on_progress, restarts)
+
+
+def _report_waiting(
+    plan: p.Plan, error: SinkDelayedError, store: CheckpointStore, on_progress: OnProgress | None
+) -> None:
+    """Say what a start waits for. There is no engine yet whose progress would."""
+    away = (sink_away(plan, error.step, str(error)),) if error.step else ()
+    extra = {"pipeline": plan.pipeline, "problem": str(error)}
+    if away:
+        log.warning("waiting for a sink", extra=extra | {"step": away[0].step, "kind": away[0].kind})
+    else:
+        log.warning("waiting for the hub", extra=extra)
+    if on_progress is not None:
+        epoch = max(store.epochs(), default=0)
+        waits_for: WaitsFor = "sink" if away else "hub"
+        on_progress(
+            Progress(
+                pipeline=plan.pipeline,
+                elapsed_us=0,
+                epoch=epoch,
+                stalled=str(error),
+                waits_for=waits_for,
+                away=away,
+                hub_problem=None if away else str(error),
+            )
+        )
 
 
 def _run_engine(
@@ -347,6 +375,9 @@ def _run_engine(
             if on_progress is not None:
                 on_progress(msgspec.structs.replace(progress(), stalled=str(error), waits_for="disk"))
             raise
+    if engine.writer.waits_for_sink:
+        extra = {"pipeline": plan.pipeline, "epoch": engine.writer.epoch, "problem": engine.writer.stall}
+        log.warning("stopped before a sink had the last epoch, which the next start releases", extra=extra)
     patience = Patience.BRIEF
     if not signals.stop_requested and (engine.ended or config.available_now):
         patience = Patience.UNTIL_SENT if engine.ended else Patience.WHILE_IT_ANSWERS

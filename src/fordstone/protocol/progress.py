@@ -39,6 +39,25 @@ class HeldBack(msgspec.Struct, frozen=True, kw_only=True):
     """At the center, the partition is a node."""
 
 
+Role = Literal["source", "sink"]
+
+
+class Away(msgspec.Struct, frozen=True, kw_only=True):
+    """A source or sink whose system cannot be used now, or, of a source that keeps a journal, whose journal is full."""
+
+    role: Role
+    step: str
+    kind: str
+    """Of the connector; empty for dead letters."""
+    problem: str
+    """With the address, in the connector's words."""
+
+    @property
+    def name(self) -> str:
+        """The step in a few words, without the problem."""
+        return f"{self.role} {self.step} ({self.kind})" if self.kind else f"{self.role} {self.step}"
+
+
 class NotRead(msgspec.Struct, frozen=True, kw_only=True):
     """A node in quarantine, at the center (rule 25)."""
 
@@ -139,6 +158,8 @@ class Progress(Counters, frozen=True, kw_only=True, forbid_unknown_fields=False)
     """Rows are being processed that `rows_in` does not count yet: on Spark, a batch is running."""
     hub_problem: str | None = None
     """Why the hub cannot be reached now: nothing is sent to it, or read from it."""
+    away: tuple[Away, ...] = ()
+    """The other systems that cannot be used now, by the steps that need them."""
     not_read: tuple[NotRead, ...] = ()
     """The nodes in quarantine, at the center."""
     damaged_runs: int = 0

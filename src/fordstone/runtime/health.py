@@ -50,6 +50,8 @@ class PipelineHealth(msgspec.Struct, frozen=True, kw_only=True):
     since_seal_s: float | None
     """Seconds since an epoch was sealed, in this run; None: none was."""
     waits_for: WaitsFor | None
+    waiting_for: tuple[str, ...]
+    """The steps whose systems cannot be used now, and `hub`."""
     hub_away_s: float | None
     """For how long the hub could not be reached; None: it can, or there is none."""
     quarantined_nodes: int
@@ -143,12 +145,18 @@ class PipelineWatch:
             epoch=None if progress is None else progress.epoch,
             since_seal_s=None if sealed_us is None else round((now_us - sealed_us) / 1e6, 1),
             waits_for=facts.waits_for,
+            waiting_for=() if progress is None else _names(progress),
             hub_away_s=None if away_us is None else round((now_us - away_us) / 1e6, 1),
             quarantined_nodes=0 if progress is None else len(progress.not_read),
             outbox_epochs=0 if progress is None else progress.outbox_epochs,
             damaged_runs=0 if progress is None else progress.damaged_runs,
             restarts=max(facts.restarts, 0 if progress is None else progress.restarts),
         )
+
+
+def _names(progress: Progress) -> tuple[str, ...]:
+    hub = ("hub",) if progress.hub_problem is not None or progress.waits_for == "hub" else ()
+    return (*hub, *(one.name for one in progress.away))
 
 
 def healthz(watches: Sequence[PipelineWatch]) -> Healthz:

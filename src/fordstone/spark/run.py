@@ -14,7 +14,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -35,6 +35,7 @@ from fordstone.protocol.retry import RestartAfter, RestartPolicy, Stop, decide_r
 from fordstone.runtime.fresh import set_aside, to_set_aside
 from fordstone.runtime.partition import lateness_of, waited_for
 from fordstone.runtime.signals import Signals
+from fordstone.runtime.waits import sources_away
 from fordstone.spark.config import SparkConfig, SparkOptions
 from fordstone.spark.hosted.checkpoint import DriverMark, QueryFiles
 from fordstone.spark.hosted.query import HostedQuery, hosted_query
@@ -302,6 +303,7 @@ class _Tally:
         """`now_us`: the monotonic clock."""
         self._now_us = now_us
         self._began_us = now_us()
+        self._plan = plan
         self._so_far = Progress(pipeline=plan.pipeline, interval_us=interval_us, elapsed_us=0)
         self._lateness_us = lateness_of(plan)
         self._late_by_us = 0
@@ -311,7 +313,7 @@ class _Tally:
         """Of each partition the position, and the monotonic clock when it last changed."""
         self._commit_us: int | None = None
         self._busy = False
-        self.troubles: Callable[[], Sequence[SourceTrouble]] = tuple
+        self.troubles: Callable[[], Mapping[str, SourceTrouble]] = dict
         self.restarts = 0
 
     def add(self, outcome: BatchOutcome) -> None:
@@ -359,11 +361,13 @@ class _Tally:
         if held is not None:
             held = replace(held, silent_us=now_us - self._heard[held.source, held.partition][1])
         troubles = self.troubles()
+        hub_problem, away = sources_away(self._plan, troubles)
         return replace(
             self._so_far,
             held_back=held,
-            hub_problem=next((one.away for one in troubles if one.away is not None), None),
-            not_read=tuple(node for one in troubles for node in one.not_read),
+            hub_problem=hub_problem,
+            away=away,
+            not_read=tuple(node for one in troubles.values() for node in one.not_read),
             checkpoint_us=self._commit_us,
             busy=self._busy,
             restarts=self.restarts,

@@ -186,7 +186,7 @@ class View:
         return [
             f"{name}: {' '.join(problem.split())}"
             for name, progress, _ in self.running()
-            for problem in (progress.stalled, progress.hub_problem)
+            for problem in dict.fromkeys((progress.stalled, progress.hub_problem, *_sources_away(progress)))
             if problem
         ]
 
@@ -296,6 +296,7 @@ def describe_progress(progress: Progress, rate: float, now_us: int, *, bounded: 
         words.append(f"outbox {outbox_text(progress)}")
     if progress.hub_problem is not None:
         words.append(" ".join(progress.hub_problem.split()))
+    words += [" ".join(problem.split()) for problem in _sources_away(progress)]
     for number, noun in (
         (progress.rows_late, "late"),
         (progress.rows_rejected, "rejected"),
@@ -308,6 +309,11 @@ def describe_progress(progress: Progress, rate: float, now_us: int, *, bounded: 
         if number:
             words.append(f"{fmt.count(number)} {noun}")
     return words
+
+
+def _sources_away(progress: Progress) -> list[str]:
+    """Sinks that are away are in `stalled`."""
+    return [f"{one.name} waits: {one.problem}" for one in progress.away if one.role == "source"]
 
 
 def notices_of(progress: Progress) -> list[str]:

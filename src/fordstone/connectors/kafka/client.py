@@ -103,6 +103,8 @@ class Cluster:
         """The consumer that is asked for the offsets of a group, with its name, and whether it waits for the end of transactions."""
         self._denied: KafkaError | None = None
         self._last: KafkaError | None = None
+        self.all_down = False
+        """Whether the client library has found no broker since the last answer."""
 
     def config(self, **more: object) -> dict[str, Any]:
         """The settings of a client, with more of them; `_` stands for a dot. The user's come last."""
@@ -226,6 +228,7 @@ class Cluster:
     def answered(self) -> None:
         """Forget earlier problems."""
         self._denied = self._last = None
+        self.all_down = False
 
     def close(self) -> None:
         self._close_asker()
@@ -242,6 +245,7 @@ class Cluster:
     def _note(self, error: KafkaError) -> None:
         """Called by the client library while a client is asked for something."""
         self._last = error
+        self.all_down = self.all_down or error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - as above
         if error.code() in _DENIED:
             self._denied = error
 

@@ -59,6 +59,10 @@ class FetchedMessages(Messages):
 
     @property
     def offsets(self) -> np.ndarray:
+        """They increase, and mostly none is left out: then the first and the last say all."""
+        first, last = self._messages[0].offset(), self._messages[-1].offset()
+        if last - first == len(self._messages) - 1:
+            return np.arange(first, last + 1, dtype=np.int64)
         return np.array([one.offset() for one in self._messages], dtype=np.int64)
 
     def values(self) -> list[Any]:

@@ -14,6 +14,7 @@ Invariants: no rows are visible without the mark of their epoch, nor twice; of t
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 TRANSACTION_S: Final = 20.0
 """Maximum wait for one step of a transaction, before the sink is tried again."""
+TRY_S: Final = 2.0
+"""After this time a step looks whether there is a broker at all. Without one it is tried again later, with a new transaction."""
 CLAIM_TRIES_MAX: Final = 10
 QUEUED_KBYTES: Final = 64 * 1024
 """Of messages that wait to be sent."""
@@ -126,7 +129,7 @@ class KafkaSink(Sink):
             self._failed = None
             try:
                 self._produce(self._plain, frame, self._note_failure)
-                _flush(self._plain)
+                self._flush(self._plain)
             except KafkaException:
                 self._drop()
                 raise
@@ -234,7 +237,7 @@ class KafkaSink(Sink):
             self._group = consumer.consumer_group_metadata()
             consumer.close()
         self._producer = producer = self._cluster.made(Producer, self._config() | {"transactional.id": self._name})
-        self._call(lambda: producer.init_transactions(TRANSACTION_S))
+        self._call(lambda: self._wait(producer, producer.init_transactions))
         self._mark = self._read_mark(final=True)
 
     def _commit(self, frame: pl.DataFrame | None, mark: SinkMark) -> None:
@@ -247,9 +250,11 @@ class KafkaSink(Sink):
         if frame is not None:
             self._call(lambda: self._produce(producer, frame))
         at = TopicPartition(*self._at, mark.epoch, text)
-        self._call(lambda: producer.send_offsets_to_transaction([at], self._group, TRANSACTION_S))
-        self._call(lambda: _flush(producer))
-        self._call(lambda: producer.commit_transaction(TRANSACTION_S))
+        self._call(
+            lambda: self._wait(producer, lambda try_s: producer.send_offsets_to_transaction([at], self._group, try_s))
+        )
+        self._call(lambda: self._flush(producer))
+        self._call(lambda: self._wait(producer, producer.commit_transaction))
         self._mark = mark
 
     def _call(self, step: Callable[[], object]) -> None:
@@ -261,6 +266,31 @@ class KafkaSink(Sink):
             if isinstance(error, KafkaException) and error.args[0].code() in _FENCED:
                 raise _FencedByOtherError from error
             raise
+
+    def _wait(self, producer: Producer, step: Callable[[float], object]) -> None:
+        """Do a step of a transaction that waits. A call that has timed out is resumed by another one."""
+        deadline = time.monotonic() + TRANSACTION_S
+        while True:
+            try:
+                step(TRY_S)
+            except KafkaException as error:
+                problem = error.args[0]
+                producer.poll(0)  # calls `Cluster._note`
+                resumes = problem.code() == KafkaError._TIMED_OUT and not problem.txn_requires_abort()  # noqa: SLF001 - as above
+                if not resumes or self._cluster.all_down or time.monotonic() > deadline:
+                    raise
+            else:
+                self._cluster.answered()
+                return
+
+    def _flush(self, producer: Producer) -> None:
+        """Wait until all is sent, for as long as it gets less."""
+        left, deadline = len(producer), time.monotonic() + TRANSACTION_S
+        while producer.flush(TRY_S):
+            if len(producer) < left:
+                left, deadline = len(producer), time.monotonic() + TRANSACTION_S
+            elif self._cluster.all_down or time.monotonic() > deadline:
+                raise _timed_out()
 
     def _produce(self, producer: Producer, frame: pl.DataFrame, on_delivery: Callable[..., None] | None = None) -> None:
         topic, produce, poll = self._topic, producer.produce, producer.poll
@@ -319,16 +349,6 @@ class KafkaSink(Sink):
 
     def _errors(self) -> _Errors:
         return _Errors(self._cluster, self._stream.step)
-
-
-def _flush(producer: Producer) -> None:
-    """Wait until all is sent, for as long as it gets less."""
-    left = len(producer) + 1
-    while len(producer) < left:
-        left = len(producer)
-        if producer.flush(TRANSACTION_S) == 0:
-            return
-    raise _timed_out()
 
 
 def _timed_out() -> KafkaException:

@@ -111,10 +111,8 @@ class MqttFeed(Feed):
                 try:
                     self._session()
                 except (LostError, RefusedError, OSError) as error:
-                    if isinstance(error, RefusedError) and error.misused and not self._was_connected:
-                        raise SourceError(
-                            f"{self._where}: {error}. Check user, password and the broker's rights."
-                        ) from error
+                    if isinstance(error, RefusedError) and error.advice is not None and not self._was_connected:
+                        raise SourceError(f"{self._where}: {error}.\n{error.advice}") from error
                     self._note_away(f"broker {self._options.broker} is away: {error}")
                 failures = 1 if time.monotonic() - began > STEADY_SECONDS else failures + 1
                 self._stop.wait(RECONNECT.wait_s(failures, chance=random.random()))  # noqa: S311 - jitter
@@ -224,7 +222,7 @@ class MqttFeed(Feed):
                 self._away = None
                 for _, mid, qos in batch:
                     if qos:
-                        check(client.ack(mid, qos))
+                        check(client.ack(mid, qos), client)
             del self._waiting[: len(batch)]
         self._waiting_bytes = 0
 

@@ -74,8 +74,8 @@ class MqttSink(Sink):
                 self._exchange(client, lambda: not self._unacknowledged)
         except RefusedError as error:
             self._disconnect()
-            if error.misused:
-                raise SinkError(f"{self._where}: {error}. Check user, password and the broker's rights.") from error
+            if error.advice is not None:
+                raise SinkError(f"{self._where}: {error}.\n{error.advice}") from error
             raise SinkDelayedError(f"{self._where}: {error}. It will be tried again.") from error
         except (LostError, OSError) as error:
             self._disconnect()
@@ -102,7 +102,10 @@ class MqttSink(Sink):
         """Send and receive until it is done."""
         before, deadline = self._answers, time.monotonic() + ANSWER_SECONDS_MAX
         while not done():
-            exchange(client, lambda: self._answers)
+            try:
+                exchange(client, lambda: self._answers)
+            except LostError as error:
+                raise self._refused or error from error
             if self._refused is not None:
                 raise self._refused
             if self._answers != before:

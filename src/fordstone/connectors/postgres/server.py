@@ -1,29 +1,41 @@
 """A connection to a server, made when it is needed and made again when it was lost, and the meaning of its errors.
 
-Every transaction sets what it needs for itself alone, so that a pooler between may hand each to another session.
+Every transaction sets what it needs for itself alone, so that a pooler between may hand each to another session. Errors are judged by
+their SQLSTATE, because a server writes their texts in its own language.
 
-Invariant: a connection on which something went wrong in the middle is not used again.
+Invariants: a connection on which something went wrong in the middle is not used again; no answer is awaited without a limit.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import select
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final, LiteralString, TypeAlias
+from tempfile import TemporaryFile
+from typing import Any, Final, LiteralString, NoReturn, TypeAlias, TypeVar
 
 import psycopg
+from psycopg import pq
+from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fordstone.connectors.postgres.settings import PostgresSettings
 from fordstone.errors import ConfigError
 
+_T = TypeVar("_T")
 Row: TypeAlias = tuple[Any, ...]
 Cursor: TypeAlias = psycopg.Cursor[Row]
 
 CONNECT_TIMEOUT_S: Final = 10
+"""The longest wait for a connection, unless the dsn or `PGCONNECT_TIMEOUT` has another."""
+SILENCE_S: Final = 5.0
+"""After this time without an answer to a statement, another connection is tried, to find out whether the server answers at all."""
+STATEMENT_TIMEOUT_S: Final = 900.0
+"""The longest wait for the answer to a statement from a server that still answers others."""
 LOCK_TIMEOUT_MS: Final = 10_000
 """The longest wait for what another transaction has locked. The sink then tries again."""
 IDLE_TIMEOUT_MS: Final = 60_000
@@ -46,7 +58,9 @@ _REFUSED: Final = re.compile(
     r"authentication failed|no pg_hba\.conf entry|does not exist|not permitted to log in|permission denied|does not support SSL|certificate",
     re.IGNORECASE,
 )
-"""While connecting, errors have no code."""
+"""For errors without a code: those that the client itself finds, in English, and refusals where `_refusal` finds none."""
+_EVENTS: Final = {pq.PollingStatus.READING: select.POLLIN, pq.PollingStatus.WRITING: select.POLLOUT}
+_TRACED_CODE: Final = re.compile(rb'\tErrorResponse\t.*? C "(\w{5})"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +86,7 @@ def problem_of(error: psycopg.Error) -> Problem:
     found = re.match(r"COPY [^\n]*?, \w+ (\d+)", error.diag.context or "")
     return Problem(
         away=code.startswith(_AWAY),
-        text=error.diag.message_primary or str(error),
+        text=error.diag.message_primary or " ".join(str(error).split()),
         detail=" ".join(filter(None, (error.diag.message_detail, error.diag.message_hint))),
         line=None if found is None else int(found[1]),
     )
@@ -81,6 +95,74 @@ def problem_of(error: psycopg.Error) -> Problem:
 def _is_refused(error: psycopg.Error, text: str) -> bool:
     connection = error.pgconn
     return (connection is not None and bool(connection.needs_password)) or _REFUSED.search(text) is not None
+
+
+class _Connection(psycopg.Connection[Row]):
+    """Does not wait for a server that has stopped: the kernel of its machine still acknowledges what it is sent, so TCP finds nothing wrong."""
+
+    def wait(self, gen: PQGen[_T], *args: Any, **options: Any) -> _T:
+        return super().wait(self._limited(gen), *args, **options)
+
+    def _limited(self, gen: PQGen[_T]) -> PQGen[_T]:
+        """Hand on what `gen` waits for, and what is ready: while nothing is, that is `READY_NONE`, about ten times a second."""
+        began_s = asked_s = time.monotonic()
+        try:
+            waits_for = next(gen)
+            while True:
+                ready = yield waits_for
+                now_s = time.monotonic()
+                if ready:
+                    began_s = asked_s = now_s
+                elif now_s - began_s > STATEMENT_TIMEOUT_S:
+                    self._give_up(f"a statement was not answered within {STATEMENT_TIMEOUT_S:.0f} s")
+                elif now_s - asked_s > SILENCE_S:
+                    if not self._server_answers():
+                        self._give_up("the server has stopped answering, on a new connection too")
+                    asked_s = time.monotonic()
+                waits_for = gen.send(ready)
+        except StopIteration as end:
+            found: _T = end.value
+            return found
+
+    def _server_answers(self) -> bool:
+        """Whether a new connection is answered, if only by an error. A long statement or a lock keeps this one silent, and no other."""
+        info = self.info
+        dsn = make_conninfo(info.dsn, host=info.host, port=info.port, password=info.password or None)
+        try:
+            psycopg.connect(dsn).close()
+        except psycopg.errors.ConnectionTimeout:
+            return False
+        except psycopg.Error:
+            pass
+        return True
+
+    def _give_up(self, why: str) -> NoReturn:
+        self.pgconn.finish()  # otherwise the rollback would wait for the same
+        raise psycopg.OperationalError(why)
+
+
+def _refusal(conninfo: str, timeout_s: float) -> str | None:
+    """The SQLSTATE with which the server refuses a connection; None: it does not refuse, or that cannot be found out.
+
+    libpq gives the text of such an error alone. The code is in what it traces of the protocol, which it does on Linux.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    with suppress(psycopg.NotSupportedError), TemporaryFile() as trace:
+        connection = pq.PGconn.connect_start(conninfo.encode())
+        try:
+            connection.trace(trace.fileno())
+            while (event := _EVENTS.get(pq.PollingStatus(connection.connect_poll()))) is not None:
+                poll = select.poll()
+                poll.register(connection.socket, event)
+                if not poll.poll(max(deadline_s - time.monotonic(), 0.0) * 1000):
+                    break
+            connection.untrace()
+        finally:
+            connection.finish()
+        trace.seek(0)
+        codes = _TRACED_CODE.findall(trace.read())
+        return codes[-1].decode() if codes else None
+    return None
 
 
 class Server:
@@ -92,11 +174,10 @@ class Server:
         self._connection: psycopg.Connection[Row] | None = None
 
     @contextmanager
-    def transaction(self, *, snapshot: bool = False) -> Iterator[Cursor]:
-        """Begin a transaction, and commit it at the end. `snapshot`: all its reads see the same, and it writes nothing."""
+    def transaction(self, *, reads: bool = False) -> Iterator[Cursor]:
+        """Begin a transaction, and commit it at the end; each statement sees what was committed before it. `reads`: it writes nothing."""
         connection = self._connected()
-        level = psycopg.IsolationLevel.REPEATABLE_READ if snapshot else psycopg.IsolationLevel.READ_COMMITTED
-        connection.isolation_level, connection.read_only = level, snapshot or None
+        connection.isolation_level, connection.read_only = psycopg.IsolationLevel.READ_COMMITTED, reads or None
         try:
             with connection.transaction(), connection.cursor() as cursor:
                 cursor.execute(_BEGIN, (str(LOCK_TIMEOUT_MS), str(IDLE_TIMEOUT_MS)))
@@ -115,7 +196,13 @@ class Server:
     def _connected(self) -> psycopg.Connection[Row]:
         if self._connection is None or self._connection.closed:
             # Without prepared statements: a pooler may hand the next transaction to another session.
-            self._connection = psycopg.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+            try:
+                self._connection = _Connection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+            except psycopg.errors.ConnectionTimeout:
+                raise
+            except psycopg.OperationalError as error:
+                error.sqlstate = error.sqlstate or _refusal(self._conninfo, CONNECT_TIMEOUT_S)
+                raise
         return self._connection
 
 

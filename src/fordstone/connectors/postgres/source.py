@@ -1,4 +1,8 @@
-"""A table, or the rows of a query, read whole: what a lookup reads. All rows are of one snapshot of the database."""
+"""A table, or the rows of a query, read whole: what a lookup reads.
+
+All rows are of one snapshot of the database, that of the one statement that selects them. The statement before it has locked the tables against TRUNCATE and
+the like, which older snapshots, such as that of a whole transaction, would show as empty.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +72,7 @@ class PostgresReader(Reader):
             return None
         with self._errors():
             if self._rows is None and not self._ended:
-                cursor = self._stack.enter_context(self._server.transaction(snapshot=True))
+                cursor = self._stack.enter_context(self._server.transaction(reads=True))
                 self._rows = self._stack.enter_context(self._selected(cursor))
                 self._rows.itersize = _FETCH_ROWS
                 if self._position:

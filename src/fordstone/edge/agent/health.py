@@ -121,12 +121,10 @@ def _state_of(progress: Progress | None) -> tuple[HealthState, str]:
         return "starting", ""
     if progress.stalled is not None:
         return "waiting", progress.stalled
+    problems = [problem for problem in (progress.hub_problem, *(one.problem for one in progress.away)) if problem]
     if progress.damaged_runs:
-        return (
-            "running",
-            f"the disk has damaged {progress.damaged_runs} runs of its checkpoints. {progress.hub_problem or ''}",
-        )
-    return "running", progress.hub_problem or ""
+        problems.insert(0, f"the disk has damaged {progress.damaged_runs} runs of its checkpoints.")
+    return "running", " ".join(problems)
 
 
 def _reported(health: Health) -> tuple[str, str]:

@@ -21,6 +21,7 @@ from fordstone.connectors.base import (
     Home,
     OpenContext,
     Sink,
+    SinkDelayedError,
     SinkStream,
     Source,
     SourceOptions,
@@ -60,6 +61,7 @@ from fordstone.state.key_group import key_groups, owners
 from fordstone.state.working import WorkingFiles
 from fordstone.storage.disk import Disk
 from fordstone.storage.failpoint import Failpoints, NoFailpoints
+from fordstone.storage.remote import DiskRemote
 
 READ_TOGETHER_BYTES: Final = 8 * 1024 * 1024
 READERS_MAX: Final = 4
@@ -123,7 +125,7 @@ class Job:
         self.home = f"{store.pipeline}/{store.node}"
         self.rules = OutputRules.of(plan, self.types)
         self.ownership = ownership or Ownership(environment.disk, self.home)
-        self.tables = RefreshedTables(environment.disk, self.home)
+        self.tables = RefreshedTables(lambda: DiskRemote(environment.disk), self.home)
         self.working_files = WorkingFiles(None if config.state is None else config.directory / self.home / "working")
         self.setting = OperatorContext(
             plan=plan,
@@ -190,7 +192,11 @@ class ConnectorOpener:
 
     def sink(self, step: p.Sink, *, resumes_after: int | None = None) -> Sink:
         """`resumes_after`: the newest sealed epoch, for a sink that waits for seals."""
-        return open_sink(step.connector, self.stream(step, resumes_after=resumes_after), self._context(step))
+        try:
+            return open_sink(step.connector, self.stream(step, resumes_after=resumes_after), self._context(step))
+        except SinkDelayedError as error:
+            error.step = step.name
+            raise
 
     def stream(self, step: p.Sink, *, resumes_after: int | None = None) -> SinkStream:
         """Describe the stream of a sink, and this start."""

@@ -39,6 +39,7 @@ from fordstone.runtime.available import check_nothing_new, read_targets
 from fordstone.runtime.clock import Clock
 from fordstone.runtime.partition import has_event_time, has_limit, lateness_of
 from fordstone.runtime.snapshot import TaskSnapshot
+from fordstone.runtime.waits import sink_away, sources_away
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +145,8 @@ class Engine:
 
     @property
     def over(self) -> bool:
-        return self.coordinator.over
+        """Whether the run is to end. A stop does not wait for a sink that is away: the next start releases the sealed epoch."""
+        return self.coordinator.over or (self.coordinator.stopping and self.writer.waits_for_sink)
 
     @property
     def time_has_ended(self) -> bool:
@@ -174,7 +176,9 @@ class Engine:
 
     @property
     def ended(self) -> bool:
-        return all(task.finished for task in self.tasks if isinstance(task, SourceTask | LoopTask))
+        return self.coordinator.over and all(
+            task.finished for task in self.tasks if isinstance(task, SourceTask | LoopTask)
+        )
 
     def release_again(self) -> None:
         """Release what the checkpoint's epoch had sealed, in case the crash came between the seal and the sinks.
@@ -207,7 +211,10 @@ class Engine:
         direct = sum(outlet.rows for task in self.tasks for outlet in task.chain.outlets if not outlet.waits)
         rows_late = sum(task.chain.late_rows for task in self.tasks)
         late_by_us = max((task.chain.late_by_us for task in self.tasks), default=0)
-        troubles = [source.trouble() for source in self.sources.values()]
+        troubles = {name: source.trouble() for name, source in self.sources.items()}
+        hub_problem, away = sources_away(self.plan, troubles)
+        if self.writer.waits_for_sink:
+            away = (*away, sink_away(self.plan, self.writer.stages.sinks.last, self.writer.stall or ""))
         limit = self._state_guard.limit
         share, size_bytes = self._read_so_far.look(refresh=self.over) if self.config.bounded else (None, None)
         return Progress(
@@ -237,8 +244,9 @@ class Engine:
             read_bytes=round(share * size_bytes) if share is not None and size_bytes is not None else None,
             total_bytes=size_bytes,
             stopping=self.coordinator.stopping,
-            hub_problem=next((one.away for one in troubles if one.away is not None), None),
-            not_read=tuple(node for one in troubles for node in one.not_read),
+            hub_problem=hub_problem,
+            away=away,
+            not_read=tuple(node for one in troubles.values() for node in one.not_read),
         )
 
     # Sealing and release.

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import polars as pl
 
-from fordstone.connectors.base import Sink
+from fordstone.connectors.base import Sink, SinkDelayedError
 from fordstone.edge.link.outbox import Outbox
 from fordstone.epochs.manifest import Cut, Manifest
 from fordstone.epochs.store import CheckpointStore, merge_state
@@ -62,6 +62,8 @@ class SinkRelease:
         self._failpoints = failpoints
         self.released_rows = 0
         """Dead letters are not counted."""
+        self.last = ""
+        """The sink that was the last to be given rows."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -72,7 +74,12 @@ class SinkRelease:
         self._failpoints.hit("sink.before-release")
         # A clone: a task may hold the same frame, and writing locks it (see `epochs.run_file.encode_run`).
         rows = pl.concat(frames).clone() if frames else pl.DataFrame(schema=schema)
-        sink.release(epoch, rows)
+        self.last = name
+        try:
+            sink.release(epoch, rows)
+        except SinkDelayedError as error:
+            error.step = name
+            raise
         if not name.startswith(DEAD_LETTERS):
             self.released_rows += rows.height
         self._failpoints.hit("sink.released")

@@ -111,6 +111,11 @@ class Writer:
         self.wake()
 
     @property
+    def waits_for_sink(self) -> bool:
+        """Whether the newest epoch is sealed, and its release waits for a sink that is away."""
+        return self.stalled_by == "sink"
+
+    @property
     def idle_wait_us(self) -> int | None:
         if self._retry_at_us is None:
             return None

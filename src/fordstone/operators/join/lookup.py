@@ -57,7 +57,6 @@ from fordstone.plan import plan as p
 from fordstone.plan.stream_type import Derived, StreamType, Types, append_only
 from fordstone.state.base import FOUND, State, StateBackend, Table
 
-_ON_EDGE: Final = "Run it on the edge engine, or leave refresh= out: the table is then read at each start."
 _UNMATCHED: Final = {"inner": "dropped", "left": "emitted with nulls"}
 VERSION: Final = "__version"
 """Of rows of a control table: which version brought them. Of one version, each key has one row."""
@@ -277,7 +276,7 @@ class LookupFamily(Family[p.Lookup]):
         lookup = LookupJoin(columns, left, right, inner=step.how == "inner")
         if step.refresh_us is not None:
             if context.open_table is None:
-                raise PipelineError(f"step {step.name}: refresh= is not possible here. {_ON_EDGE}")
+                raise AssertionError(f"nothing here reads the table of step {step.name} again")
             return RefreshedLookup(step, lookup, context.open_table, context)
         read = partial(context.read_table, step.table, schema)
         return Stateless(StaticLookup(step.name, lookup, read, context.state).apply)

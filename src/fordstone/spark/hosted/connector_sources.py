@@ -38,7 +38,9 @@ from fordstone.spark.hosted.checkpoint import QueryFiles
 from fordstone.spark.hosted.packing import Packed, batches, freeze_gc, shard_keys
 from fordstone.spark.hosted.plan_batches import PARTITIONS_MAX, PartitionFact, Planner, SourceTimes, Work
 from fordstone.spark.hosted.source import Intakes, Share, run_share
+from fordstone.spark.hosted.spark_files import spark_files
 from fordstone.spark.hosted.stages import QuerySetting, Stages, tick_us
+from fordstone.spark.hosted.tables import BatchTables, refreshed_steps
 from fordstone.storage.clock import monotonic_clock_us, wall_clock_us
 
 if TYPE_CHECKING:
@@ -123,7 +125,7 @@ def connector_feed(
 
 
 def _fed(setting: QuerySetting, source: str, work: Work, rows: Iterable[pa.RecordBatch]) -> Iterator[Packed]:
-    intakes = Intakes(setting)
+    intakes = Intakes(setting, work.tables)
     step = intakes.step(source)
     connector = spark_connector(
         step.connector, SourceOptions(schema=Schema.stored(step.schema), bounded=setting.bounded)
@@ -167,7 +169,9 @@ def _mark(setting: QuerySetting, work: Work, after_us: dict[str, dict[str, int]]
             before_us = partition_watermark_us(read.max_time_us, read.floor_us, lateness_us[read.source])
             mine = times_us.setdefault(read.source, {})
             mine[read.partition] = max(before_us, mine.get(read.partition, before_us))
-    return SourceTimes(clocks=work.clocks, by_partition=times_us, now_us=work.now_us, before_us=work.before_us)
+    return SourceTimes(
+        clocks=work.clocks, by_partition=times_us, now_us=work.now_us, before_us=work.before_us, tables=work.tables
+    )
 
 
 def _work_of_task(first_epoch: int) -> Work:
@@ -194,7 +198,7 @@ def run_waking_share(
         yield from run_share(setting, seed, share)
         return
     mark = _mark(setting, _work_of_task(first_epoch), {})
-    yield from batches(Intakes(setting).finish(mark, None), shard_keys(setting.shards))
+    yield from batches(Intakes(setting, {}).finish(mark, None), shard_keys(setting.shards))
 
 
 # Where Spark plans.
@@ -319,6 +323,7 @@ class ConnectorEpochs(ConnectorWork):
         self._newest_record = files.newest_record()
         self._ticks = ticks
         self._woken = False
+        self._tables = BatchTables(setting) if refreshed_steps(setting.stages.plan) else None
         self._sources = {name: _PlannedBySpark(spark_read(source)) for name, source in sources.items()}
         self._planner = Planner(
             setting.stages.sources,
@@ -357,6 +362,10 @@ class ConnectorEpochs(ConnectorWork):
         before = (None if self._seed is None else self._seed.cut) if begins else self._files.cut(epoch - 1)
         wanted: set[tuple[str, str, int, int]] = set()
         batch = epoch - self._first_epoch
+        if self._tables is not None and batch and before is not None:
+            spark = spark_files(self._files.root)
+            if spark is None or spark.sync_commit(batch - 1):
+                self._tables.ack(before.now_us)
         for number, (name, connector) in enumerate(self._connectors.items(), start=1):
             known = before.sources[name].partitions if before is not None and name in before.sources else {}
             logged = self._files.spark_offset(batch, number)
@@ -377,6 +386,8 @@ class ConnectorEpochs(ConnectorWork):
         if work is None:
             seeds = begins and self._seed is not None
             work = self._planner.next_work(_without_done(before, wanted), epoch, seeds=seeds, begun=True)
+            if work is not None and self._tables is not None:
+                work = self._tables.planned(work, before_us=0 if before is None else before.now_us)
         reads = (
             [] if work is None else [(read.source, read.partition, read.position, read.until) for read in work.reads]
         )
@@ -393,6 +404,8 @@ class ConnectorEpochs(ConnectorWork):
             planned.source.check_same()
 
     def finished(self, cut: Cut) -> None:
+        if self._tables is not None:
+            self._tables.refresh(cut.now_us)
         for name, planned in self._sources.items():
             planned.source.ack(cut.sources[name].partitions)
         due_us = self._planner.due_us(cut) if self._ticks else None

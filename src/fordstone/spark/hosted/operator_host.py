@@ -21,7 +21,7 @@ from pyspark.sql import Row
 
 from fordstone.errors import CheckpointError, DamagedError
 from fordstone.lang.duration import TIME_MIN_US
-from fordstone.operators.base import Moment
+from fordstone.operators.base import Moment, OperatorContext
 from fordstone.runtime.chain import Chain
 from fordstone.spark.hosted.packing import (
     Packed,
@@ -109,7 +109,7 @@ class ShardHost:
 
     def __init__(self, setting: QuerySetting, depth: int, shard: int, store: PieceStore) -> None:
         self._stages = setting.stages
-        self._operators = setting.operators
+        self._setting = setting
         self._depth = depth
         self._shard = shard
         self._store = store
@@ -135,10 +135,11 @@ class ShardHost:
         memo = ShardMemo() if stored is None else msgspec.json.decode(stored, type=ShardMemo)
         self._next_number = memo.next_number
         clock = read_clock(inbox.clocks)
+        operators = self._setting.operators_with(clock.tables)
         times = source_times(clock)
         late_rows = late_by_us = failed_rows = state_bytes = 0
         for tag, host in self._mine.items():
-            chain, known, pieces = self._restored(host, memo, inbox.seeds.get(tag, []))
+            chain, known, pieces = self._restored(host, operators, memo, inbox.seeds.get(tag, []))
             for late, data in inbox.rows.pop(tag, []):
                 chain.push(decode(data), late=late)
                 yield from self._packer.ready()
@@ -165,9 +166,11 @@ class ShardHost:
             self._packer.to_all(What.CLOCK, 0, msgspec.json.encode(clock))
         yield from self._packer.taken()
 
-    def _restored(self, host: Host, memo: ShardMemo, seeds: list[bytes]) -> tuple[Chain, int, dict[str, State]]:
+    def _restored(
+        self, host: Host, operators: OperatorContext, memo: ShardMemo, seeds: list[bytes]
+    ) -> tuple[Chain, int, dict[str, State]]:
         """The host's chain as the last batch, or a checkpoint, left it; its time; and its states by their name in the store."""
-        chain = make_chain(self._stages, host, self._operators, self._packer)
+        chain = make_chain(self._stages, host, operators, self._packer)
         states = states_of(chain)
         known_us = memo.watermarks_us.get(host.name, TIME_MIN_US)
         planted: dict[str, list[tuple[int, pl.DataFrame]]] = {}
@@ -288,7 +291,7 @@ def _memo_of(piece: Piece) -> PieceMemo:
 def state_names(setting: QuerySetting, depth: int) -> list[str]:
     """The names in the store of all states of a stage."""
     stages = setting.stages
-    chains = [make_chain(stages, host, setting.operators, Packer(1)) for host in stages.at(depth)]
+    chains = [make_chain(stages, host, setting.operators_with({}), Packer(1)) for host in stages.at(depth)]
     return [name for chain in chains for name in states_of(chain)]
 
 

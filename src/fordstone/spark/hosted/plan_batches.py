@@ -85,6 +85,8 @@ class Work(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """The time by the clock, for all tasks alike."""
     before_us: int = 0
     """The same in the batch before."""
+    tables: dict[str, str] = {}
+    """By step, the file with the refreshed table that its rows are looked up in (`tables.BatchTables`)."""
 
 
 class PartitionFact(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -127,6 +129,8 @@ class SourceTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     now_us: int = 0
     before_us: int = 0
     """The times by the clock, from the task that was given the work."""
+    tables: dict[str, str] = {}
+    """Those of the work, from the same task."""
 
 
 class SourceTime(NamedTuple):
@@ -170,11 +174,13 @@ def read_clock(marks: Iterable[bytes]) -> SourceTimes:
     clocks: dict[str, SourceClock] = {}
     least: dict[str, int] = {}
     ended: dict[str, int] = {}
+    tables: dict[str, str] = {}
     partitions: dict[str, dict[str, int]] = {}
     now_us = before_us = 0
     for data in marks:
         mark = msgspec.json.decode(data, type=SourceTimes)
         clocks |= mark.clocks
+        tables |= mark.tables
         now_us, before_us = max(now_us, mark.now_us), max(before_us, mark.before_us)
         for source, us in mark.least_us.items():
             least[source] = min(least.get(source, us), us)
@@ -184,7 +190,13 @@ def read_clock(marks: Iterable[bytes]) -> SourceTimes:
             known = partitions.setdefault(source, {})
             known |= {name: max(known.get(name, us), us) for name, us in found.items()}
     return SourceTimes(
-        clocks=clocks, least_us=least, ended_us=ended, by_partition=partitions, now_us=now_us, before_us=before_us
+        clocks=clocks,
+        least_us=least,
+        ended_us=ended,
+        by_partition=partitions,
+        now_us=now_us,
+        before_us=before_us,
+        tables=tables,
     )
 
 

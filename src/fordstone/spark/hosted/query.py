@@ -56,6 +56,7 @@ from fordstone.spark.hosted.sent import PACKED, SOURCE_NAME, HostProcessor, Lazy
 from fordstone.spark.hosted.source import PipelineReader, Share, batch_feed, opened, shares_of
 from fordstone.spark.hosted.stages import QuerySetting, Stages, build_stages
 from fordstone.spark.hosted.state_transfer import Seed, edge_seed, newest_epoch
+from fordstone.spark.hosted.tables import BatchTables
 from fordstone.spark.session.session import check_location, is_connect, parallelism, prepared, warn_of_clear_tokens
 from fordstone.storage.clock import wall_clock_us
 from fordstone.storage.failpoint import failpoints_of_process
@@ -98,9 +99,9 @@ class HostedQuery:
     def files(self) -> QueryFiles:
         return QueryFiles(self.checkpoint)
 
-    def troubles(self) -> list[SourceTrouble]:
+    def troubles(self) -> dict[str, SourceTrouble]:
         """What is wrong with input that is read on nonetheless. Asks nothing."""
-        return [source.trouble() for source in self.sources.values()]
+        return {name: source.trouble() for name, source in self.sources.items()}
 
     def follow(self) -> None:
         """Follow the sources at a hub in this process, beside the planner, which Spark runs in another one, as long as the query is used."""
@@ -192,6 +193,7 @@ class HostedQuery:
         work = planner.next_work(before, epoch, seeds=self.seed is not None)
         if work is None:
             raise AssertionError("a bounded pipeline that has not ended has its end before it")
+        work = BatchTables(self.setting).planned(work, before_us=0)
         shares = shares_of(work, self.tasks)
         if connectors:
             shares = [Share(work=work), *(share for share in shares if share.seeds is not None)]
@@ -318,6 +320,7 @@ def hosted_query(
         own.conf.set(name, value)
     setting = QuerySetting(
         plan_json=plan.to_json(),
+        root=checkpoint,
         shards=identity.shards,
         functions=Lazy(functions),
         batch_rows=config.batch_rows,

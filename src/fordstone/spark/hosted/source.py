@@ -6,7 +6,7 @@ job. Readers, the judging of late rows, dead letters and chains are those of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ from fordstone.spark.hosted.plan_batches import (
 )
 from fordstone.spark.hosted.spark_files import spark_files
 from fordstone.spark.hosted.stages import QuerySetting, make_chain, tick_us
+from fordstone.spark.hosted.tables import BatchTables, refreshed_steps
 from fordstone.storage.clock import monotonic_clock_us, wall_clock_us
 
 if TYPE_CHECKING:
@@ -67,9 +68,11 @@ class _DeadEnd:
 class Intakes:
     """The way of one task's rows: judged, run through the fused steps, packed. Used once."""
 
-    def __init__(self, setting: QuerySetting) -> None:
+    def __init__(self, setting: QuerySetting, tables: Mapping[str, str]) -> None:
+        """`tables`: of the batch (`Work.tables`)."""
         self.setting = setting
         self.stages = setting.stages
+        self._operators = setting.operators_with(tables)
         self.packer = Packer(setting.shards)
         self._chains: dict[str, Chain] = {}
         self._parts: list[PartIntake] = []
@@ -99,7 +102,7 @@ class Intakes:
     def chain(self, source: str) -> Chain:
         if source not in self._chains:
             host = self.stages.hosts[source]
-            self._chains[source] = make_chain(self.stages, host, self.setting.operators, self.packer)
+            self._chains[source] = make_chain(self.stages, host, self._operators, self.packer)
         return self._chains[source]
 
 
@@ -157,9 +160,9 @@ class PartIntake:
 class Feed:
     """One task's reading. Used once."""
 
-    def __init__(self, setting: QuerySetting) -> None:
+    def __init__(self, setting: QuerySetting, tables: Mapping[str, str]) -> None:
         self._setting = setting
-        self._intakes = Intakes(setting)
+        self._intakes = Intakes(setting, tables)
         self._sources: dict[str, Source] = {}
 
     def run(self, reads: Sequence[PartitionRead], work: Work | None) -> Iterator[Packed]:
@@ -183,7 +186,9 @@ class Feed:
         if times.least_us or times.ended_us or work is not None:
             mark = SourceTimes(least_us=times.least_us, ended_us=times.ended_us)
             if work is not None:
-                mark = msgspec.structs.replace(mark, clocks=work.clocks, now_us=work.now_us, before_us=work.before_us)
+                mark = msgspec.structs.replace(
+                    mark, clocks=work.clocks, now_us=work.now_us, before_us=work.before_us, tables=work.tables
+                )
         yield from self._intakes.finish(mark, work)
 
     def _open(self, reads: Sequence[PartitionRead]) -> None:
@@ -218,6 +223,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     """What one task of a batch does."""
 
     reads: tuple[PartitionRead, ...] = ()
+    tables: dict[str, str] = {}
+    """Of the batch."""
     work: Work | None = None
     seeds: tuple[int, int] | None = None
     """This task brings every n-th run of the checkpoint, beginning with the i-th: `(i, n)`."""
@@ -226,7 +233,10 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 def shares_of(work: Work, tasks: int) -> list[Share]:
     """Spread a batch evenly over at most `tasks` tasks, but at least one, and the state of a checkpoint over as many more."""
     assigned = balance(work.reads, tasks, lambda read: read.until - read.position) or [[]]
-    shares = [Share(reads=tuple(reads), work=None if number else work) for number, reads in enumerate(assigned)]
+    shares = [
+        Share(reads=tuple(reads), tables=work.tables, work=None if number else work)
+        for number, reads in enumerate(assigned)
+    ]
     return shares + [Share(seeds=(number, tasks)) for number in range(tasks if work.seeds else 0)]
 
 
@@ -235,7 +245,7 @@ def run_share(setting: QuerySetting, seed: Seed | None, share: Share) -> Iterato
     if share.seeds is not None and seed is not None:
         rows = seed.rows(setting, *share.seeds)
     else:
-        rows = Feed(setting).run(share.reads, share.work)
+        rows = Feed(setting, share.tables).run(share.reads, share.work)
     yield from batches(rows, shard_keys(setting.shards))
     freeze_gc()
 
@@ -261,6 +271,7 @@ class PipelineReader:
         self._rows_max = rows_max
         self._tasks = tasks
         self._planner: Planner | None = None
+        self._tables: BatchTables | None = None
         self._newest_record: int | None = None
 
     def first_offset(self) -> dict[str, Any]:
@@ -281,9 +292,12 @@ class PipelineReader:
         if recorded is not None:
             return offset_of(recorded)
         begins = "work" not in start
-        work = self._planned().next_work(
-            self._before(epoch, begins=begins), epoch + 1, seeds=begins and self._seed is not None
-        )
+        before = self._before(epoch, begins=begins)
+        work = self._planned().next_work(before, epoch + 1, seeds=begins and self._seed is not None)
+        if self._tables is not None:
+            if work is not None:
+                work = self._tables.planned(work, before_us=0 if before is None else before.now_us)
+            self._tables.refresh(wall_clock_us() if work is None else work.now_us)
         return start if work is None else offset_of(work)
 
     def shares(self, end: dict[str, Any]) -> list[Share]:
@@ -300,7 +314,7 @@ class PipelineReader:
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge everything up to `end` to sources that keep rows for us."""
-        if "work" not in end or not self._planned().acks:
+        if "work" not in end or not (self._planned().acks or self._tables):
             return
         epoch = int(end["epoch"])
         try:
@@ -311,9 +325,14 @@ class PipelineReader:
         spark = spark_files(self._files.root)
         if spark is None or spark.sync_commit(epoch - self._first_epoch):
             self._planned().ack(cut)
+            if self._tables is not None:
+                self._tables.ack(cut.now_us)
 
     def close(self) -> None:
         """Close what planning has opened."""
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
         if self._planner is not None:
             self._planner.close()
             self._planner = None
@@ -321,6 +340,8 @@ class PipelineReader:
     def _planned(self) -> Planner:
         if self._planner is None:
             steps = self._setting.stages.sources
+            if refreshed_steps(self._setting.stages.plan):
+                self._tables = BatchTables(self._setting)
             sources = {step.name: opened(step, bounded=self._setting.bounded) for step in steps}
             self._planner = Planner(
                 steps,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +27,7 @@ from fordstone.planner.check import stream_types
 from fordstone.planner.graph import steps_with_ids
 from fordstone.runtime.chain import Chain, Link, TaskOutput
 from fordstone.spark.hosted.packing import Packer
+from fordstone.spark.hosted.tables import open_table_of
 
 if TYPE_CHECKING:
     from fordstone.spark.hosted.sent import Lazy
@@ -88,12 +89,6 @@ def build_stages(plan: p.Plan) -> Stages:
         raise PipelineError(
             f"loop {', '.join(loops)} cannot run on Spark: a Spark query has no way back. "
             "Run this pipeline on the edge engine, or write the loop out as the steps of a few rounds."
-        )
-    refreshed = [step.name for step in plan.steps if isinstance(step, p.Lookup) and step.refresh_us is not None]
-    if refreshed:
-        raise PipelineError(
-            f"step {refreshed[0]}: refresh= is not possible on Spark, whose tasks have no common moment at which they could take a table over. "
-            "Leave it out: the table is then read at each start. Or look rows up before .to_center()."
         )
     if plan.guarantee == "at_most_once":
         raise PipelineError(
@@ -192,6 +187,8 @@ class QuerySetting:
 
     plan_json: bytes
     shards: int
+    root: str = ""
+    """The checkpoint location."""
     functions: Lazy[Functions] | None = None
     batch_rows: int = 65_536
     bounded: bool = False
@@ -218,3 +215,7 @@ class QuerySetting:
             read_table=partial(read_table, start=self.start),
             with_ids=steps_with_ids(plan),
         )
+
+    def operators_with(self, tables: Mapping[str, str]) -> OperatorContext:
+        """The same for one batch, whose refreshed tables are in these files."""
+        return replace(self.operators, open_table=open_table_of(self.root, tables))
