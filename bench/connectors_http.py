@@ -1,18 +1,16 @@
-"""Rows per second that `http_in` takes in batches, each answered after its rows are synced in the journal, and reads into a frame.
-
-    uv run python bench/connectors_http.py [--rows N] [--batch N] [--clients N]
+"""HTTP: rows per second that `http_in` takes in batches, each answered after its rows are synced in the journal, and reads into a frame.
 
 The clients are a process of their own, with one connection each.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
+from typing import Final
 
 from fordstone.connectors import http_in
 from fordstone.connectors.base import Home, OpenContext, SourceOptions
@@ -22,7 +20,11 @@ from fordstone.connectors.registry import open_source
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import Position
 from fordstone.storage.disk import OsDisk
+from table import Finding, at_least, middle, spread
 
+ROWS_PER_S: Final = at_least(20_000)
+BATCH_ROWS: Final = 500
+CLIENTS: Final = 4
 SCHEMA = Schema.of({"n": "bigint", "temp": "double", "note": "string"})
 CLIENT = """
 import json, sys, threading, urllib3
@@ -39,8 +41,25 @@ threads = [threading.Thread(target=post, args=(n,)) for n in range(clients)]
 """
 
 
-def measure(rows: int, batch: int, clients: int) -> dict[str, float]:
-    """Take the time from the first row that is read to the last one."""
+def http(directory: Path, quick: bool) -> list[Finding]:
+    del directory
+    rows, repetitions = (200_000, 1) if quick else (500_000, 3)
+    rates = [_rate(rows) for _ in range(repetitions)]
+    return [
+        Finding(
+            section="http",
+            case="rows taken in batches",
+            measured=middle(rates),
+            unit="rows/s",
+            target=ROWS_PER_S,
+            note=f"{rows:,} rows of 190 bytes in batches of {BATCH_ROWS} from {CLIENTS} connections; {spread(rates)}",
+            details={"rates": rates},
+        )
+    ]
+
+
+def _rate(rows: int) -> float:
+    """From the first row that is read to the last one."""
     with tempfile.TemporaryDirectory() as directory:
         context = OpenContext(home=Home(disk=OsDisk(directory), directory="p/n"), step="in")
         source = open_source(http_in(port=0), SourceOptions(schema=SCHEMA, bounded=False), context)
@@ -48,7 +67,7 @@ def measure(rows: int, batch: int, clients: int) -> dict[str, float]:
         assert isinstance(source.feed, HttpFeed)
         reader = source.open(PARTITION, Position(0), with_positions=False)
         reader.read(1)
-        command = [sys.executable, "-c", CLIENT, *map(str, (source.feed.port, rows, batch, clients))]
+        command = [sys.executable, "-c", CLIENT, *map(str, (source.feed.port, rows, BATCH_ROWS, CLIENTS))]
         read: list[int] = []
         times: list[float] = []
         with subprocess.Popen(command) as client:
@@ -61,13 +80,4 @@ def measure(rows: int, batch: int, clients: int) -> dict[str, float]:
                 read.append(chunk.frame.height)
                 times.append(time.perf_counter())
         source.close()
-    return {"rows/s": sum(read[1:]) / (times[-1] - times[0]), "rows": rows, "batch": batch, "clients": clients}
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=500_000)
-    parser.add_argument("--batch", type=int, default=500)
-    parser.add_argument("--clients", type=int, default=4)
-    options = parser.parse_args()
-    print(json.dumps(measure(options.rows, options.batch, options.clients), indent=2))
+    return sum(read[1:]) / (times[-1] - times[0])

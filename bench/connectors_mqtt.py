@@ -1,6 +1,4 @@
-"""The MQTT source with its synced journal beside a bare paho consumer, on the same messages of the same broker.
-
-    uv run python bench/connectors_mqtt.py [--messages N]
+"""MQTT: the source with its synced journal beside a bare paho consumer, on the same messages of the same broker.
 
 Each consumer opens a session, messages are published into it while it is away, and the time is from its first message to its last. The source's
 time ends when all messages are rows of a frame.
@@ -8,15 +6,11 @@ time ends when all messages are rows of a frame.
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from typing import Final
 
 from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
@@ -24,18 +18,48 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from tests.services.mosquitto import Mosquitto
 
-from fordstone.connectors import mqtt
+from fordstone.connectors import mqtt as mqtt_topics
 from fordstone.connectors.base import Home, OpenContext, Reader, SourceOptions
 from fordstone.connectors.journal.source import PARTITION, JournalSource
 from fordstone.connectors.registry import open_source
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import Position
 from fordstone.storage.disk import OsDisk
+from table import Finding, at_least, middle, rate_of, spread
 
+SHARE: Final = at_least(0.80)
 SCHEMA = Schema.of({"line": "string", "n": "bigint", "temp": "double", "note": "string"})
 
 
-def publish(broker: Mosquitto, topic: str, count: int) -> None:
+def mqtt(directory: Path, quick: bool) -> list[Finding]:
+    count, repetitions = (10_000, 1) if quick else (30_000, 3)
+    broker = Mosquitto(durable=False)
+    try:
+        alone: list[float] = []
+        ours: list[float] = []
+        for number in range(repetitions):
+            alone.append(_bare(broker, f"bare{number}", count))
+            with tempfile.TemporaryDirectory(dir=directory) as journal:
+                ours.append(_source(broker, f"source{number}", count, journal))
+    finally:
+        broker.close()
+    shares = [mine / bare for mine, bare in zip(ours, alone, strict=True)]
+    return [
+        rate_of("mqtt", "bare paho consumer", alone),
+        rate_of("mqtt", "our source, journalled and synced", ours),
+        Finding(
+            section="mqtt",
+            case="our source, of the bare consumer",
+            measured=middle(shares),
+            unit="share",
+            target=SHARE,
+            note=f"{count:,} messages of 190 bytes with QoS 1; {spread(shares)}",
+            details={"bare": alone, "ours": ours},
+        ),
+    ]
+
+
+def _publish(broker: Mosquitto, topic: str, count: int) -> None:
     client = Client(CallbackAPIVersion.VERSION2, client_id="publisher", protocol=MQTTv5)
     client.max_inflight_messages_set(1000)
     client.connect("127.0.0.1", broker.port)
@@ -50,7 +74,7 @@ def publish(broker: Mosquitto, topic: str, count: int) -> None:
     client.loop_stop()
 
 
-def bare(broker: Mosquitto, topic: str, count: int) -> float:
+def _bare(broker: Mosquitto, topic: str, count: int) -> float:
     """Messages per second of a client that only counts, and acknowledges by itself."""
     seen: list[float] = []
 
@@ -71,7 +95,7 @@ def bare(broker: Mosquitto, topic: str, count: int) -> float:
     while not done:
         client.loop(0.1)
     client.disconnect()
-    publish(broker, topic, count)
+    _publish(broker, topic, count)
     client = connected()
     while len(seen) < count:
         client.loop(1.0)
@@ -80,9 +104,9 @@ def bare(broker: Mosquitto, topic: str, count: int) -> float:
     return count / (seen[-1] - seen[0])
 
 
-def source(broker: Mosquitto, topic: str, count: int, directory: str) -> float:
+def _source(broker: Mosquitto, topic: str, count: int, directory: str) -> float:
     """Messages per second of the source."""
-    spec = mqtt(f"{topic}/{{line}}", broker=broker.address)
+    spec = mqtt_topics(f"{topic}/{{line}}", broker=broker.address)
 
     def opened() -> tuple[JournalSource, Reader]:
         disk = OsDisk(directory)
@@ -95,7 +119,7 @@ def source(broker: Mosquitto, topic: str, count: int, directory: str) -> float:
     while reader.read(1) is None and first.trouble().away is not None:
         time.sleep(0.01)
     first.close()
-    publish(broker, topic, count)
+    _publish(broker, topic, count)
     second, reader = opened()
     rows: list[int] = []
     times: list[float] = []
@@ -108,24 +132,3 @@ def source(broker: Mosquitto, topic: str, count: int, directory: str) -> float:
         times.append(time.perf_counter())
     second.close()
     return sum(rows[1:]) / (times[-1] - times[0])  # the first batch was under way before
-
-
-def measure(count: int, rounds: int = 3) -> dict[str, float]:
-    """The medians of some rounds, and their ratio."""
-    broker = Mosquitto(durable=False)
-    try:
-        alone, ours = [], []
-        for number in range(rounds):
-            alone.append(bare(broker, f"bare{number}", count))
-            with tempfile.TemporaryDirectory() as directory:
-                ours.append(source(broker, f"source{number}", count, directory))
-    finally:
-        broker.close()
-    bare_rate, our_rate = statistics.median(alone), statistics.median(ours)
-    return {"paho messages/s": bare_rate, "source messages/s": our_rate, "ratio": our_rate / bare_rate}
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=30_000)
-    print(json.dumps(measure(parser.parse_args().messages), indent=2))

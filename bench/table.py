@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -58,13 +60,42 @@ class Finding:
         return {
             "section": self.section,
             "case": self.case,
-            "measured": self.measured,
+            "measured": None if math.isnan(self.measured) else self.measured,
             "unit": self.unit,
             "target": bound,
             "reached": self.reached,
             "note": self.note,
             "details": self.details,
         }
+
+
+def missing(section: str, case: str, reason: str) -> Finding:
+    """What could not be measured here, with the reason."""
+    return Finding(section=section, case=case, measured=float("nan"), unit="", note=f"not to be had: {reason}")
+
+
+def rate_of(section: str, case: str, rates: Sequence[float], unit: str = "rows/s") -> Finding:
+    """A rate that stands beside a ratio."""
+    details = {"rates": list(rates)}
+    return Finding(section=section, case=case, measured=middle(rates), unit=unit, note=spread(rates), details=details)
+
+
+def in_turn(
+    sides: Mapping[str, Callable[[], Any]], repetitions: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of each side and of processor time, in turn, after one run of each that does not count. Their results have to agree."""
+    results = {name: side() for name, side in sides.items()}
+    if len(set(results.values())) > 1:
+        raise SystemExit(f"the sides give different results: {results}")
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    cpu_s: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repetitions):
+        for name, side in sides.items():
+            began_s, began_cpu_s = time.perf_counter(), time.process_time()
+            side()
+            seconds[name].append(time.perf_counter() - began_s)
+            cpu_s[name].append(time.process_time() - began_cpu_s)
+    return seconds, cpu_s
 
 
 def show(findings: Sequence[Finding]) -> None:
@@ -89,7 +120,8 @@ def _cells(found: Finding) -> tuple[str, str, str, str, str]:
     if found.target is not None:
         target = f"{'>=' if found.target.is_least else '<='} {number(found.target.bound)}"
     reached = {None: "", True: "yes", False: "NO"}[found.reached]
-    return found.case, f"{number(found.measured)} {found.unit}", target, reached, found.note[:NOTE_CHARS_MAX]
+    measured = "-" if math.isnan(found.measured) else f"{number(found.measured)} {found.unit}"
+    return found.case, measured, target, reached, found.note[:NOTE_CHARS_MAX]
 
 
 def number(value: float) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+import trustme
 import urllib3
 from tests.waiting import until
 
@@ -305,7 +306,7 @@ def test_a_full_journal_says_when_to_come_back(opened: Open) -> None:
         (b"POST /other HTTP/1.1\r\ncontent-length: 1\r\n\r\n", 404),
         (b"POST /events HTTP/1.1\r\n\r\n", 411),
         (b"POST /events HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", 411),
-        (b"POST /events HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 8\r\n\r\n", 411),
+        (b"POST /events HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 8\r\n\r\n", 400),
         (b"POST /events HTTP/1.1\r\ncontent-length: 8\r\ncontent-length: 9\r\n\r\n", 400),
         (b"POST /events HTTP/1.1\r\ncontent-length: -8\r\n\r\n", 400),
         (b"POST /events HTTP/1.1\r\ncontent-length : 8\r\n\r\n", 400),
@@ -323,6 +324,52 @@ def test_hostile_and_wrong_requests_are_rejected_and_take_nothing(
     assert opened.raw(request_bytes).startswith(b"HTTP/1.1 %d " % status)
     assert opened.rows() == []
     assert opened.post('{"n": 1}')[0] == 202
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """Make files of a certificate for this machine, of its key, and of the authority."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    made = authority.issue_cert("127.0.0.1")
+    made.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    made.private_key_pem.write_to_path(str(folder / "key.pem"))
+    return {"cert_file": str(folder / "cert.pem"), "key_file": str(folder / "key.pem")}
+
+
+def test_with_a_certificate_rows_come_over_tls_alone(tmp_path: Path) -> None:
+    with started(tmp_path, **certificates(tmp_path)) as opened:
+        body = "".join(f'{{"n": {n}}}\n' for n in range(100_000))
+        url = opened.url.replace("http:", "https:") + "/events"
+        with urllib3.PoolManager(retries=False, timeout=30, ca_certs=str(tmp_path / "ca.pem")) as trusting:
+            assert trusting.request("POST", url, body=body).status == 202
+            assert trusting.request("POST", url, body='{"n": -1}').status == 202
+        assert opened.rows() == [*range(100_000), -1]
+        with urllib3.PoolManager(retries=False, timeout=30) as other, pytest.raises(urllib3.exceptions.SSLError):
+            other.request("POST", url, body='{"n": 1}')
+        with pytest.raises(urllib3.exceptions.HTTPError):
+            opened.post('{"n": 1}')
+        assert len(opened.rows()) == 100_001
+
+
+def test_a_handshake_that_does_not_come_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_feed, "TLS_SECONDS_MAX", 0.1)
+    with (
+        started(tmp_path, **certificates(tmp_path)) as opened,
+        socket.create_connection(("127.0.0.1", opened.feed.port), timeout=30) as silent,
+        contextlib.suppress(ConnectionResetError),
+    ):
+        assert silent.recv(100) == b""
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"), [({"key_file": "missing.pem"}, "No such file"), ({"key_file": "ca.pem"}, "PEM")]
+)
+def test_a_certificate_that_cannot_be_used_is_an_error_at_the_start(
+    tmp_path: Path, changed: dict[str, str], says: str
+) -> None:
+    given: dict[str, Any] = certificates(tmp_path) | {option: str(tmp_path / name) for option, name in changed.items()}
+    with pytest.raises(ConfigError, match=rf"cert\.pem with the key .* cannot be used: .*{says}"):
+        Open(tmp_path, **given)
 
 
 def test_several_requests_come_on_one_connection(opened: Open) -> None:

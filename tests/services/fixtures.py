@@ -16,6 +16,8 @@ from tests.services.kafka import started as started_kafka
 from tests.services.mosquitto import Mosquitto
 from tests.services.postgres import Postgres
 from tests.services.redis import RedisServer
+from tests.services.registry import Registry
+from tests.services.registry import started as started_registry
 from tests.services.s3 import S3
 from tests.services.s3 import started as started_s3
 
@@ -49,6 +51,13 @@ def redis_server() -> Iterator[RedisServer]:
     server = start_or_skip(RedisServer)
     yield server
     server.close()
+
+
+@pytest.fixture(name="registry", scope="session")
+def registry_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    server = start_or_skip(lambda: started_registry(tmp_path_factory.mktemp("registry")))
+    yield server
+    server.stop()
 
 
 @pytest.fixture(name="hdfs", scope="session")

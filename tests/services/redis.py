@@ -9,7 +9,7 @@ from typing import Any
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from tests.services.base import Server, debian_root, free_port, library_path
+from tests.services.base import Server, debian_root, free_port, library_path, listens
 
 NAME = "redis-7.0.15"
 
@@ -17,8 +17,9 @@ NAME = "redis-7.0.15"
 class RedisServer(Server):
     """Listens on `port`, which stays when it is started again."""
 
-    def __init__(self, *options: str, durable: bool = True, tls: tuple[Path, Path] | None = None) -> None:
-        """`durable=False`: forgets all when it is killed. `tls`: a certificate and its key; then it takes nothing else."""
+    def __init__(self, *options: str, durable: bool = True, tls: tuple[Path, Path, Path] | None = None) -> None:
+        """`durable=False`: forgets all when it is killed. `tls`: a certificate, its key, and the authority of clients. Then it takes clients of this
+        authority, and nothing else."""
         root = debian_root(NAME, ["redis-server"])
         self._folder = tempfile.TemporaryDirectory(prefix="fordstone-redis-")
         folder = Path(self._folder.name)
@@ -26,8 +27,8 @@ class RedisServer(Server):
         self._tls = tls
         ports = ["--port", str(self.port)]
         if tls is not None:
-            ports = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
-            ports += ["--tls-cert-file", str(tls[0]), "--tls-key-file", str(tls[1])]
+            ports = ["--port", "0", "--tls-port", str(self.port)]
+            ports += ["--tls-cert-file", str(tls[0]), "--tls-key-file", str(tls[1]), "--tls-ca-cert-file", str(tls[2])]
         durability = ["--appendonly", "yes", "--appendfsync", "always"] if durable else []
         super().__init__(
             "redis-server",
@@ -54,9 +55,10 @@ class RedisServer(Server):
         self._folder.cleanup()
 
     def _is_up(self) -> bool:
-        tls: dict[str, Any] = {"ssl": True, "ssl_cert_reqs": "none", "ssl_check_hostname": False} if self._tls else {}
+        if self._tls:
+            return listens(self.port)
         try:
-            with self.client(socket_timeout=1.0, **tls) as client:
+            with self.client(socket_timeout=1.0) as client:
                 return bool(client.ping())
         except redis.exceptions.AuthenticationError:
             return True

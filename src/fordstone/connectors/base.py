@@ -613,6 +613,22 @@ class OpenContext:
         return self.home
 
 
+class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A value that is not in the plan: it is looked up by this name where the connector is opened."""
+
+    secret: str
+
+    def of(self, context: OpenContext, *, where: str) -> str:
+        """Return the value. `where` begins the error if there is none."""
+        found = context.secrets.get(self.secret)
+        if found is None:
+            raise ConfigError(
+                f"{where} is the secret {self.secret!r}, and there is no environment variable of that name here. "
+                "On Spark, the executors need it too."
+            )
+        return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """What `fordstone connectors` says of a kind."""

@@ -21,6 +21,7 @@ import msgspec
 
 from fordstone.hub.listen import bound, parse_listen
 from fordstone.protocol.health import HealthFacts, PipelineState, WaitsFor, judge_health
+from fordstone.protocol.http_head import HEAD_END, HeadError, parse_head, response_head
 from fordstone.storage.clock import monotonic_clock_us
 
 if TYPE_CHECKING:
@@ -247,36 +248,32 @@ class HealthServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
+            raw = await reader.readuntil(HEAD_END)
         except asyncio.IncompleteReadError:
             return
         except asyncio.LimitOverrunError:
             status, body, method = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"", "GET"
         else:
-            status, body, method = self._respond(head)
-        extra = "allow: GET, HEAD\r\n" if status is HTTPStatus.METHOD_NOT_ALLOWED else ""
-        lines = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            f"cache-control: no-store\r\nconnection: close\r\n{extra}\r\n"
-        )
-        writer.write(lines.encode("ascii") + (b"" if method == "HEAD" else body))
+            status, body, method = self._respond(raw)
+        headers = {"cache-control": "no-store"}
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["allow"] = "GET, HEAD"
+        writer.write(response_head(status, body, headers) + (b"" if method == "HEAD" else body))
         await writer.drain()
 
-    def _respond(self, head: bytes) -> tuple[HTTPStatus, bytes, str]:
+    def _respond(self, raw: bytes) -> tuple[HTTPStatus, bytes, str]:
         """Return the status, the body and the method of a request."""
-        first, *headers = head.decode("latin-1").split("\r\n")
-        words = first.split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):  # noqa: PLR2004 - method, path, version
+        try:
+            head = parse_head(raw)
+        except HeadError:
             return HTTPStatus.BAD_REQUEST, b"", "GET"
-        method, path = words[0], words[1].partition("?")[0]
-        names = {line.partition(":")[0].strip().lower(): line.partition(":")[2].strip() for line in headers}
-        if method not in {"GET", "HEAD"}:
-            return HTTPStatus.METHOD_NOT_ALLOWED, b"", method
-        if "transfer-encoding" in names or names.get("content-length", "0") != "0":
-            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"", method
-        if path not in {"/healthz", "/readyz"}:
-            return HTTPStatus.NOT_FOUND, b"", method
+        if head.method not in {"GET", "HEAD"}:
+            return HTTPStatus.METHOD_NOT_ALLOWED, b"", head.method
+        if head.body_bytes != 0:
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, b"", head.method
+        if head.path not in {"/healthz", "/readyz"}:
+            return HTTPStatus.NOT_FOUND, b"", head.method
         found = healthz(self._watches)
-        well = found.ready if path == "/readyz" else found.healthy
+        well = found.ready if head.path == "/readyz" else found.healthy
         body = msgspec.json.encode(found) + b"\n"
-        return HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, body, method
+        return HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE, body, head.method

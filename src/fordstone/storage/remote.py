@@ -46,6 +46,8 @@ S3_OPTIONS: Final[Mapping[str, Any]] = {
 """Three attempts with growing waits and jitter, also when the store answers 503 or SlowDown."""
 S3_TRIES: Final = 2
 """Of s3fs itself, around the three attempts: for a response that is cut."""
+S3_PART_BYTES: Final = 8 << 20
+"""A file of at least two parts is uploaded in parts: after an error only a part is sent again."""
 UPLOADS_MAX: Final = 1000
 """Maximum number of unfinished uploads that are removed at once."""
 HDFS_OPTIONS: Final[Mapping[str, Any]] = {"dfs.client.failover.max.attempts": "3"}
@@ -211,27 +213,37 @@ class FsspecRemote(Remote):
 
     def put(self, path: str, data: bytes) -> None:
         with self._errors("write", path):
-            self._place(path, lambda at: self._fs.pipe_file(at, data), size=lambda: len(data))
+            self._place(path, lambda at: self._write(at, data), size=lambda: len(data))
 
     def put_file(self, local: Path, path: str) -> None:
         """Store a local file, as `put` does."""
         with self._errors("write", path, missing=True):
-            self._place(path, lambda at: self._fs.put_file(str(local), at), size=lambda: local.stat().st_size)
+            self._place(
+                path, lambda at: self._fs.put_file(str(local), at, **self._upload), size=lambda: local.stat().st_size
+            )
 
     def create(self, path: str, data: bytes) -> bool:
         """Store a file unless another is there: by a condition of the request, or by a rename that does not replace."""
         with self._errors("write", path):
             try:
                 if self._appears is _Appears.AT_ONCE:
-                    self._limited(lambda: self._fs.pipe_file(self._at(path), data, mode="create"), len(data))
+                    self._limited(lambda: self._write(self._at(path), data, mode="create"), len(data))
                 elif self._limited(lambda: self._exists(path)):
                     raise FileExistsError(path)  # noqa: TRY301 - as from the store
                 else:
-                    self._place(path, lambda at: self._fs.pipe_file(at, data), size=lambda: len(data), replaces=False)
+                    self._place(path, lambda at: self._write(at, data), size=lambda: len(data), replaces=False)
             except FileExistsError:
                 # An earlier request of this call may have arrived although its answer was lost.
                 return self.get(path) == data
             return True
+
+    def _write(self, at: str, data: bytes, **condition: str) -> None:
+        self._fs.pipe_file(at, data, **condition, **self._upload)
+
+    @property
+    def _upload(self) -> dict[str, int]:
+        """The options of an upload: of an S3 file system alone, which passes those of others on to the store."""
+        return {"chunksize": S3_PART_BYTES} if "s3" in _protocols(self._fs) else {}
 
     def _place(
         self, path: str, write: Callable[[str], None], *, size: Callable[[], int], replaces: bool = True

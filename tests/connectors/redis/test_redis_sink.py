@@ -366,13 +366,16 @@ def test_tls_needs_a_certificate_that_is_trusted(
     issued.private_key_pem.write_to_path(files[1])
     authority.cert_pem.write_to_path(files[2])
     stranger.cert_pem.write_to_path(files[3])
-    server = own_server(tls=(files[0], files[1]))
-    sink = opened(redis_stream("s", url=server.url, ca_file=str(files[2])))
+    server = own_server(tls=(files[0], files[1], files[2]))
+    own: dict[str, Any] = {"cert_file": str(files[0]), "key_file": str(files[1])}
+    sink = opened(redis_stream("s", url=server.url, ca_file=str(files[2]), **own))
     sink.release(1, rows(0, 2))
     sink.release(1, rows(0, 2))
     for ca_file in (str(files[3]), None):
         with pytest.raises(SinkError, match=r"does not let this process in: .*certificate verify failed"):
-            opened(redis_stream("s", url=server.url, ca_file=ca_file))
+            opened(redis_stream("s", url=server.url, ca_file=ca_file, **own))
+    with pytest.raises(SinkDelayedError, match="If it asks for a certificate, give one with cert_file="):
+        opened(redis_stream("s", url=server.url, ca_file=str(files[2])))
 
 
 @pytest.mark.parametrize(
@@ -382,6 +385,7 @@ def test_tls_needs_a_certificate_that_is_trusted(
         ({"start": "latest"}, NUMBER, "start= is for sources"),
         ({"id": "n"}, NUMBER, "id= is for sources"),
         ({}, Schema.of({"a": "array<int>"}), "a field is one value"),
+        ({}, Schema.of({f"c{number}": "int" for number in range(3_001)}), "3,001 columns are too many"),
         ({"password": "NO_SUCH"}, NUMBER, "environment variable 'NO_SUCH'"),
     ],
 )

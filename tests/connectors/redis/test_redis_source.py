@@ -393,6 +393,48 @@ def test_a_key_that_is_no_stream_is_an_error(redis_server: RedisServer, key: str
         rows_in(opened(redis_stream(key, url=redis_server.url)))
 
 
+# Reads that are planned in one process, and made in others.
+
+
+def planned(source: Source, key: str, position: int, rows: int) -> PartitionCut:
+    """The end of a planned read, as its reader gets it."""
+    end = source.plan_read(PartitionId(key), Position(position), rows).position
+    return PartitionCut(position=int(end), identity=source.identity(PartitionId(key), end))
+
+
+def test_a_planned_read_notices_what_was_trimmed_since(redis_server: RedisServer, key: str, opened: Opened) -> None:
+    spec = redis_stream(key, url=redis_server.url)
+    add(redis_server, key, numbers(*range(30)))
+    planner = opened(spec, bounded=False)
+    first = planned(planner, key, 0, 10)
+    second = planned(planner, key, first.position, 10)
+
+    def read(cut: PartitionCut, position: int) -> list[int]:
+        source = opened(spec, bounded=False)
+        source.restore({key: cut})
+        found = read_all(source, PartitionId(key), Schema.of(NUMBER), position=position, until=cut.position)
+        return found.rows["n"].to_list()
+
+    assert read(first, 0) == [*range(10)]
+    trimmed(redis_server, key, 20)
+    assert read(second, first.position) == [*range(10, 20)]
+    trimmed(redis_server, key, 19)
+    with pytest.raises(SourceError, match="has removed an entry after it"):
+        read(second, first.position)
+    with pytest.raises(SourceError, match="has removed"):
+        read(first, 0)
+    third = planned(planner, key, second.position, 100)
+    trimmed(redis_server, key, 10)
+    assert read(third, second.position) == [*range(20, 30)]
+    again = opened(spec, bounded=False)
+    again.restore({key: third})
+    assert planned(again, key, third.position, 10).position == third.position
+    deleted(redis_server, key)
+    add(redis_server, key, numbers(*range(40)))
+    with pytest.raises(SourceError, match="is not the one that was read"):
+        planned(again, key, third.position, 10)
+
+
 # The server.
 
 
@@ -503,7 +545,8 @@ URL = "redis://localhost"
         ({"format": "xml"}, "format"),
         ({"sequence_bits": 63}, "sequence_bits=63 must be 0 to 62"),
         ({"maxlen": 0}, "maxlen=0"),
-        ({"ca_file": "ca.pem"}, "ca_file= is for TLS"),
+        ({"ca_file": "ca.pem"}, "ca_file= and cert_file= are for TLS"),
+        ({"url": "rediss://localhost", "cert_file": "cert.pem"}, "cert_file= and key_file= go together"),
         ({"id": "x", "timestamp": "x"}, "cannot be two parts"),
         ({"password": ""}, "password= must not be empty"),
     ],

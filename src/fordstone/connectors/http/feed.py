@@ -14,20 +14,22 @@ import contextlib
 import hashlib
 import hmac
 import logging
+import ssl
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from fordstone.connectors.http.kind import HEALTH_PATH, HttpInOptions, secret
 from fordstone.connectors.journal.loop_feed import LoopFeed
-from fordstone.errors import DamagedError, StorageError
+from fordstone.errors import ConfigError, DamagedError, StorageError
 from fordstone.hub.listen import bound
+from fordstone.protocol.http_head import HEAD_END, Head, HeadError, parse_head, response_head
 from fordstone.storage.disk import Disk, FatalStorageError
 from fordstone.storage.journal import Journal, seal
 from fordstone.storage.message_log import Message, MessageLog, MessageLogFullError, MessageReader
@@ -39,11 +41,12 @@ log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 256
 HEAD_BYTES_MAX: Final = 16_384
-HEADERS_MAX: Final = 100
 BODIES_BYTES_MAX: Final = 64 << 20
 """Of all bodies that are being read or journalled."""
 HEAD_SECONDS_MAX: Final = 30.0
 """For the next request of a connection to come, and for its head."""
+TLS_SECONDS_MAX: Final = 10.0
+"""For the handshake of a connection."""
 BODY_SECONDS_MAX: Final = 60.0
 ANSWER_SECONDS_MAX: Final = 30.0
 KEY_CHARS_MAX: Final = 255
@@ -143,13 +146,6 @@ class Keys:
             self._unsaved.pop(oldest, None)
 
 
-class _Head(NamedTuple):
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    keeps_alive: bool
-
-
 @dataclass(slots=True)
 class _Answer:
     status: HTTPStatus
@@ -171,6 +167,7 @@ class HttpFeed(LoopFeed):
         self._keys = Keys(messages, Journal(disk, f"{messages.folder}/keys.jsonl"), options.keys_max)
         self._taking: dict[str, asyncio.Future[None]] = {}
         """Keys of requests that are being taken."""
+        self._tls = _tls(options, where)
         self._bodies_bytes = 0
         self._open: set[asyncio.Task[None]] = set()
         self.port = options.port
@@ -191,7 +188,14 @@ class HttpFeed(LoopFeed):
     # On the thread of the event loop.
 
     async def _main(self) -> None:
-        server = await asyncio.start_server(self._connected, sock=self._socket, limit=HEAD_BYTES_MAX)
+        handshake_s = None if self._tls is None else TLS_SECONDS_MAX
+        server = await asyncio.start_server(
+            self._connected,
+            sock=self._socket,
+            limit=HEAD_BYTES_MAX,
+            ssl=self._tls,
+            ssl_handshake_timeout=handshake_s,
+        )
         self._ready.set()
         async with server:
             await self._stop.wait()
@@ -226,22 +230,16 @@ class HttpFeed(LoopFeed):
         except _RejectedError as error:
             keeps_alive = keeps_alive and not error.closes
             answer = _Answer(error.status, msgspec.json.encode({"error": error.problem}), error.headers)
-        lines = [
-            f"HTTP/1.1 {answer.status.value} {answer.status.phrase}",
-            "content-type: application/json",
-            f"content-length: {len(answer.body)}",
-            f"connection: {'keep-alive' if keeps_alive else 'close'}",
-            *(f"{name}: {value}" for name, value in answer.headers.items()),
-        ]
+        first = response_head(answer.status, answer.body, answer.headers, keeps_alive=keeps_alive)
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
-            writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + answer.body)
+            writer.write(first + answer.body)
             await writer.drain()
         return keeps_alive
 
-    async def _head(self, reader: asyncio.StreamReader) -> _Head | None:
+    async def _head(self, reader: asyncio.StreamReader) -> Head | None:
         try:
             async with asyncio.timeout(HEAD_SECONDS_MAX):
-                raw = await reader.readuntil(b"\r\n\r\n")
+                raw = await reader.readuntil(HEAD_END)
         except asyncio.IncompleteReadError:
             return None
         except asyncio.LimitOverrunError:
@@ -250,12 +248,17 @@ class HttpFeed(LoopFeed):
                 f"the head has more than {HEAD_BYTES_MAX} bytes",
                 closes=True,
             ) from None
-        return _parsed_head(raw)
+        try:
+            return parse_head(raw)
+        except HeadError as error:
+            raise _RejectedError(HTTPStatus.BAD_REQUEST, str(error), closes=True) from None
 
-    async def _respond(self, head: _Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Answer:
+    async def _respond(self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Answer:
         """Check a request before its body is read, then take it."""
-        path = head.path.partition("?")[0]
+        path = head.path
         if path == HEALTH_PATH and head.method == "GET":
+            if head.body_bytes != 0:
+                raise _RejectedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "send no body", closes=True)
             return self._health()
         if path not in {self._options.path, HEALTH_PATH}:
             raise _RejectedError(HTTPStatus.NOT_FOUND, f"requests go to {self._options.path}", closes=True)
@@ -286,15 +289,12 @@ class HttpFeed(LoopFeed):
         finally:
             self._bodies_bytes -= size_bytes
 
-    def _body_size(self, head: _Head) -> int:
-        length = head.headers.get("content-length")
-        if length is None or "transfer-encoding" in head.headers:
+    def _body_size(self, head: Head) -> int:
+        size_bytes = head.body_bytes
+        if size_bytes is None or "content-length" not in head.headers:
             raise _RejectedError(
                 HTTPStatus.LENGTH_REQUIRED, "send the body with Content-Length, not in chunks", closes=True
             )
-        if not (length.isascii() and length.isdigit() and len(length) <= 12):  # noqa: PLR2004 - more than any body has
-            raise _RejectedError(HTTPStatus.BAD_REQUEST, "Content-Length is no number", closes=True)
-        size_bytes = int(length)
         if size_bytes > self._options.body_bytes_max:
             problem = f"the body has more than {self._options.body_bytes_max} bytes: send less at once"
             raise _RejectedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, problem, closes=True)
@@ -375,6 +375,21 @@ class HttpFeed(LoopFeed):
         return _Answer(status, msgspec.json.encode({"healthy": status is HTTPStatus.OK}), {})
 
 
+def _tls(options: HttpInOptions, where: str) -> ssl.SSLContext | None:
+    if options.cert_file is None:
+        return None
+    made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        # Without a password, OpenSSL would ask for that of an encrypted key at the terminal.
+        made.load_cert_chain(options.cert_file, options.key_file, password="")
+    except OSError as error:
+        raise ConfigError(
+            f"{where}: the certificate {options.cert_file} with the key {options.key_file} cannot be used: {error}. Both are files in PEM "
+            "form on this node; the key may not be encrypted."
+        ) from error
+    return made
+
+
 def _taken(rows: int) -> _Answer:
     return _Answer(HTTPStatus.ACCEPTED, msgspec.json.encode({"rows": rows}), {})
 
@@ -383,22 +398,3 @@ def _later(status: HTTPStatus, problem: str, *, closes: bool = False) -> _Reject
     return _RejectedError(
         status, f"{problem}. Send it again later", closes=closes, headers={"retry-after": str(RETRY_AFTER_S)}
     )
-
-
-def _parsed_head(raw: bytes) -> _Head:
-    first, *lines = raw[:-4].decode("latin-1").split("\r\n")
-    words = first.split(" ")
-    if len(words) != 3 or words[2] not in {"HTTP/1.0", "HTTP/1.1"} or len(lines) > HEADERS_MAX:  # noqa: PLR2004 - method, path, version
-        raise _RejectedError(HTTPStatus.BAD_REQUEST, "that is no request of HTTP/1.1", closes=True)
-    headers: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        name = name.lower()
-        if not colon or not name or name != name.strip() or name in headers:
-            # A header that is there twice may mean two things to two readers.
-            raise _RejectedError(
-                HTTPStatus.BAD_REQUEST, f"header {name[:50]!r} is malformed, or there twice", closes=True
-            )
-        headers[name] = value.strip()
-    keeps_alive = words[2] == "HTTP/1.1" and headers.get("connection", "").lower() != "close"
-    return _Head(words[0], words[1], headers, keeps_alive)

@@ -53,6 +53,8 @@ class HttpInOptions(JournalOptions, frozen=True, kw_only=True, forbid_unknown_fi
     token: str | None = None
     body_bytes_max: int = BODY_BYTES_MAX
     keys_max: int = KEYS_MAX
+    cert_file: str | None = None
+    key_file: str | None = None
 
     def __post_init__(self) -> None:
         where = f"http_in(port={self.port})"
@@ -65,6 +67,8 @@ class HttpInOptions(JournalOptions, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError(f"{where}: body_bytes_max={self.body_bytes_max} must be from 1 to {MESSAGE_BYTES_MAX}.")
         if self.keys_max < 1:
             raise ConfigError(f"{where}: keys_max={self.keys_max} must be at least 1.")
+        if (self.key_file is None) != (self.cert_file is None):
+            raise ConfigError(f"{where}: cert_file= and key_file= go together.")
         if self.token is None and not _is_loopback(self.host):
             raise ConfigError(
                 f"{where}: host={self.host!r} can be reached from other machines, so give token=, the name of an environment variable with a token "
@@ -103,6 +107,8 @@ def http_in(
     time_unit: str = "us",
     body_bytes_max: int = BODY_BYTES_MAX,
     keys_max: int = KEYS_MAX,
+    cert_file: str | None = None,
+    key_file: str | None = None,
     journal_bytes_max: int = JOURNAL_BYTES,
     if_journal_lost: IfJournalLost = "stop",
 ) -> ConnectorSpec:
@@ -110,7 +116,7 @@ def http_in(
 
     The answer is 202 when the rows are synced. With an `Idempotency-Key` a repeated request is answered as the first one, and its rows are not
     there twice; the last `keys_max` keys are remembered. `token` is the *name* of a secret (an environment variable), sent as
-    `Authorization: Bearer ...`; it may be left out on loopback only. `received=` names a column for the time of the request.
+    `Authorization: Bearer ...`; it may be left out on loopback only. With `cert_file` and `key_file` (PEM) it is `https`. `received=` names a column for the time of the request.
     """
     return checked_spec("http_in", dict(locals()), HttpInOptions)
 

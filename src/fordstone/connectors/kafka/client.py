@@ -23,7 +23,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from fordstone.connectors.base import OpenContext
-from fordstone.connectors.kafka.kind import KafkaSettings, secret_value
+from fordstone.connectors.kafka.kind import KafkaSettings
 from fordstone.errors import ConfigError, FordstoneError
 
 log = logging.getLogger(__name__)
@@ -261,8 +261,7 @@ def client_config(settings: KafkaSettings, context: OpenContext) -> dict[str, An
         "client.id": "fordstone",
         "metadata.recovery.strategy": "none",
     }
-    config |= {name: secret_value(settings, name, context) for name in settings.client}
-    return config
+    return config | settings.client_with_secrets(context)
 
 
 def code_of(error: BaseException | KafkaError) -> int | None:

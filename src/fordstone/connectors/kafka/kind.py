@@ -18,6 +18,7 @@ from fordstone.connectors.base import (
     ConnectorSpec,
     Delivery,
     OpenContext,
+    Secret,
     Sink,
     SinkStream,
     Source,
@@ -28,12 +29,16 @@ from fordstone.connectors.base import (
     options_of,
 )
 from fordstone.connectors.messages import MessageFormatName
+from fordstone.connectors.schema_registry import RegistryOptions
 from fordstone.errors import ConfigError
 from fordstone.lang.schema import Schema
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 TOPICS_MAX: Final = 1_000
+KafkaFormatName = MessageFormatName | Literal["avro", "protobuf"]
+REGISTERED: Final = ("avro", "protobuf")
+"""The formats whose schemas are in a registry."""
 _OURS: Final = {
     "auto.offset.reset": "use start=",
     "bootstrap.servers": "use servers=",
@@ -49,20 +54,24 @@ _OURS: Final = {
 _SECRETS: Final = ("password", "secret", "sasl.oauthbearer.config", "ssl.key.pem", "pkcs12")
 
 
-class Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A value that is not in the plan: it is looked up by this name where the connector is opened."""
-
-    secret: str
-
-
 class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What stands in the plan."""
 
     topics: tuple[str, ...]
     servers: str
     """`host:port`, or several with commas between them: the client asks them for the others."""
-    format: MessageFormatName = "json"
+    format: Literal["json", "raw", "avro", "protobuf"] = "json"
     """What the value of a message contains."""
+    schema_registry: RegistryOptions | None = None
+    """Where the schemas of Avro and Protobuf are."""
+    schema: str | None = None
+    """The schema that rows are read as (its aliases and defaults), and written by: JSON of Avro, or a .proto text."""
+    subject: str | None = None
+    """The name of a sink's schema in the registry; by default the topic with "-value"."""
+    auto_register: bool = True
+    """Whether a sink registers its schema; else it writes by the newest one of the subject."""
+    message: str | None = None
+    """The message of a .proto text that rows are; by default its first one. For format="protobuf"."""
     key: str | None = None
     """The column of the message's key."""
     timestamp: str | None = None
@@ -93,6 +102,13 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """As errors name it."""
         return f"kafka({', '.join(map(repr, self.topics))})"
 
+    def client_with_secrets(self, context: OpenContext) -> dict[str, str | int | float | bool]:
+        """Return the settings of the client, with the values of secrets."""
+        return {
+            name: value.of(context, where=f"{self.called}: {name}") if isinstance(value, Secret) else value
+            for name, value in self.client.items()
+        }
+
     def __post_init__(self) -> None:
         if not self.topics or not all(topic.strip() for topic in self.topics):
             raise ConfigError(f"{self.called}: name a topic, as in kafka('orders', servers='localhost:9092').")
@@ -100,6 +116,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError(f"{self.called}: name each topic once, and at most {TOPICS_MAX}.")
         if not all(":" in server for server in self.servers.split(",")):
             raise ConfigError(f"{self.called}: servers={self.servers!r} must be host:port, or several with commas.")
+        self._check_format()
         self.start_ms()
         for name, value in self.client.items():
             if name in _OURS:
@@ -112,6 +129,20 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         twice = [name for name in self.columns if self.columns.count(name) > 1]
         if twice:
             raise ConfigError(f"{self.called}: column {twice[0]!r} cannot be two parts of a message.")
+
+    def _check_format(self) -> None:
+        if self.format in REGISTERED:
+            if self.schema_registry is None:
+                raise ConfigError(
+                    f"{self.called}: format={self.format!r} needs schema_registry=, as in schema_registry='http://localhost:8081'."
+                )
+            if self.message is not None and self.format != "protobuf":
+                raise ConfigError(f"{self.called}: message= is for format='protobuf'.")
+            return
+        given = {"schema_registry": self.schema_registry, "schema": self.schema, "subject": self.subject}
+        for name, value in {**given, "message": self.message}.items():
+            if value is not None:
+                raise ConfigError(f"{self.called}: {name}= is for format='avro' and format='protobuf'.")
 
     @property
     def columns(self) -> list[str]:
@@ -156,7 +187,7 @@ def kafka(
     topics: str | Iterable[str],
     *,
     servers: str,
-    format: MessageFormatName | None = None,  # noqa: A002 - as in files(...)
+    format: KafkaFormatName | None = None,  # noqa: A002 - as in files(...)
     key: str | None = None,
     timestamp: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -169,11 +200,17 @@ def kafka(
     group: str | None = None,
     spark_connector: bool | None = None,
     client: Mapping[str, object] | None = None,
+    schema_registry: str | Mapping[str, object] | None = None,
+    schema: str | Mapping[str, object] | None = None,
+    subject: str | None = None,
+    auto_register: bool | None = None,
+    message: str | None = None,
 ) -> ConnectorSpec:
     """A topic of Apache Kafka, or for a source several. Needs `pip install 'fordstone[kafka]'`.
 
     The columns named by `key`, `timestamp`, `headers` (column to header), `partition` and `offset` are those parts of a message, and the
-    others are its value: an object of JSON, or one column with `format="raw"`. Options: see
+    others are its value: an object of JSON, one column with `format="raw"`, or a record of Avro or Protobuf whose schema is in
+    `schema_registry`: its address, or a dict of `fordstone.connectors.schema_registry.RegistryOptions`. Options: see
     `fordstone.connectors.kafka.kind.KafkaSettings`.
     """
     given = {
@@ -192,6 +229,11 @@ def kafka(
         "group": group,
         "spark_connector": spark_connector,
         "client": None if client is None else dict(client),
+        "schema_registry": {"url": schema_registry} if isinstance(schema_registry, str) else schema_registry,
+        "schema": schema if schema is None or isinstance(schema, str) else msgspec.json.encode(schema).decode(),
+        "subject": subject,
+        "auto_register": auto_register,
+        "message": message,
     }
     return checked_spec("kafka", given, KafkaSettings)
 
@@ -256,20 +298,6 @@ class KafkaKind(ConnectorKind):
         with needs_package(self.about, where=settings.called):
             from fordstone.connectors.kafka.sink import KafkaSink  # noqa: PLC0415 - comes with an extra
         return KafkaSink(settings, stream, context)
-
-
-def secret_value(settings: KafkaSettings, name: str, context: OpenContext) -> str | int | float | bool:
-    """A setting of the client; of a secret, its value."""
-    value = settings.client[name]
-    if not isinstance(value, Secret):
-        return value
-    found = context.secrets.get(value.secret)
-    if found is None:
-        raise ConfigError(
-            f"{settings.called}: {name} is the secret {value.secret!r}, and there is no environment variable of that name here. "
-            "On Spark, the executors need it too."
-        )
-    return found
 
 
 def _sink_settings(spec: ConnectorSpec) -> KafkaSettings:

@@ -6,21 +6,22 @@ The value is decoded and encoded by `connectors.messages`; key, headers, time, p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import polars as pl
 
-from fordstone.connectors.base import Rejected
+from fordstone.connectors.base import OpenContext, Rejected, SinkStream
 from fordstone.connectors.files.rows import OP
 from fordstone.connectors.kafka.kind import KafkaSettings
-from fordstone.connectors.messages import message_format
+from fordstone.connectors.messages import MessageFormat, message_format
+from fordstone.connectors.registered import RegisteredMessages, codec
+from fordstone.connectors.schema_registry import SchemaRegistry
+from fordstone.errors import FordstoneError, SinkError, SourceError
 from fordstone.lang.schema import DataType, Schema
 
-NO_VALUE: Final = {"json": b"{}", "raw": b""}
-"""What is decoded in place of a missing value: nulls come of it."""
 TEXT_MAX: Final = 200
 Headers = list[tuple[str, bytes]]
 
@@ -55,15 +56,13 @@ class Messages(ABC):
 class MessageRows:
     """Makes rows of the messages of a source."""
 
-    def __init__(self, settings: KafkaSettings, schema: Schema) -> None:
+    def __init__(self, settings: KafkaSettings, schema: Schema, context: OpenContext) -> None:
         self._settings = settings
         self._schema = schema
         self._values = settings.value_schema(schema, with_key=False)
-        self._format = None
+        self._format: MessageFormat | None = None
         if self._values or settings.format == "json":
-            self._format = message_format(
-                settings.format, self._values, time_unit=settings.time_unit, where=settings.called
-            )
+            self._format = format_of(settings, self._values, context, where=settings.called, fails=SourceError)
 
     def of(self, messages: Messages | None) -> tuple[pl.DataFrame, pl.Series, tuple[Rejected, ...]]:
         """Return the rows, the position of each, and the messages that are no rows. None: there are no messages."""
@@ -93,16 +92,16 @@ class MessageRows:
         if self._format is None:
             return pl.DataFrame(), np.arange(len(offsets)), []
         values = messages.values()
-        missing = [number for number, value in enumerate(values) if value is None] if None in values else []
-        for number in missing:
-            values[number] = NO_VALUE[self._settings.format]
-        decoded = self._format.decode(values)
-        frame = decoded.frame
-        if missing:
-            present = pl.Series(~np.isin(decoded.numbers, missing))
-            frame = frame.select(pl.when(present).then(pl.col(name)).alias(name) for name in frame.columns)
-        rejected = [_rejected(int(offsets[one.number]), one.text, one.reason) for one in decoded.rejected]
-        return frame, decoded.numbers, rejected
+        missing = np.array([number for number, value in enumerate(values) if value is None], dtype=np.int64)
+        present = np.setdiff1d(np.arange(len(values)), missing)
+        decoded = self._format.decode([values[number] for number in present] if missing.size else values)
+        rejected = [_rejected(int(offsets[present[one.number]]), one.text, one.reason) for one in decoded.rejected]
+        frame, numbers = decoded.frame, present[decoded.numbers]
+        if missing.size:
+            numbers = np.concatenate((numbers, missing))
+            order = np.argsort(numbers)
+            frame, numbers = pl.concat([frame, self._values.empty().clear(missing.size)])[order], numbers[order]
+        return frame, numbers, rejected
 
     def _part(self, name: str, messages: Messages, offsets: np.ndarray) -> tuple[pl.Series, list[int]]:
         """A column that is not in the value, and the messages that have no valid one."""
@@ -132,12 +131,16 @@ class Outgoing:
 class RowMessages:
     """Makes messages of the rows of a sink."""
 
-    def __init__(self, settings: KafkaSettings, schema: Schema) -> None:
+    def __init__(self, settings: KafkaSettings, stream: SinkStream, context: OpenContext) -> None:
         self._settings = settings
-        self._values = settings.value_schema(schema, with_key=settings.format == "json")
-        self._format = message_format(
-            settings.format, self._values, time_unit=settings.time_unit, where=settings.called
-        )
+        self._values = settings.value_schema(stream.schema, with_key=settings.format != "raw")
+        where = f"sink {stream.step}: {settings.called}"
+        self._format = format_of(settings, self._values, context, where=where, fails=SinkError)
+
+    def prepare(self) -> None:
+        """Ask for what rows are written by, if that is not known here. Raises `RegistryAwayError`."""
+        if isinstance(self._format, RegisteredMessages):
+            self._format.prepare()
 
     def of(self, frame: pl.DataFrame) -> Iterator[Outgoing]:
         """Ids and changes of rows (`__id`, `__op`) are in an object of JSON, else they are headers."""
@@ -163,6 +166,30 @@ class RowMessages:
             yield Outgoing(
                 value=values[at], key=keys[at], headers=mine or None, timestamp_ms=times[at], partition=numbers[at]
             )
+
+
+def format_of(
+    settings: KafkaSettings,
+    values: Schema,
+    context: OpenContext,
+    *,
+    where: str,
+    fails: Callable[[str], FordstoneError],
+) -> MessageFormat:
+    """Return the format of values with these columns. `where` begins errors, and `fails` makes those of a registry."""
+    if settings.format == "json" or settings.format == "raw":  # noqa: PLR1714 - narrows the type
+        return message_format(settings.format, values, time_unit=settings.time_unit, where=settings.called)
+    if settings.schema_registry is None:
+        raise AssertionError("checked when the settings were made")
+    return RegisteredMessages(
+        codec(settings.format, values, settings.schema, message=settings.message, where=where),
+        values,
+        SchemaRegistry(settings.schema_registry, context, where=where, fails=fails),
+        subject=settings.subject or f"{settings.topics[0]}-value",
+        auto_register=settings.auto_register,
+        where=where,
+        fails=fails,
+    )
 
 
 def _texts(name: str, found: list[Any], kind: DataType) -> tuple[pl.Series, list[int]]:

@@ -34,6 +34,7 @@ from fordstone.connectors.base import (
 from fordstone.connectors.kafka.client import NO_OFFSET, AwayError, Cluster, described
 from fordstone.connectors.kafka.kind import KafkaSettings
 from fordstone.connectors.kafka.rows import RowMessages
+from fordstone.connectors.schema_registry import RegistryAwayError
 from fordstone.errors import SinkError
 from fordstone.protocol.claim import SinkWriter
 
@@ -80,7 +81,7 @@ class KafkaSink(Sink):
         self._name = ".".join(("fordstone", *filter(None, (stream.pipeline, stream.node, stream.step))))
         self._at = (self._topic, 0)
         """The partition whose offset in the group is the mark. Any would do."""
-        self._messages = RowMessages(settings, stream.schema)
+        self._messages = RowMessages(settings, stream, context)
         self._cluster = Cluster(settings, context, fails=self._failure)
         self._producer: Producer | None = None
         """In whose name transactions are made: it has the topic."""
@@ -96,6 +97,7 @@ class KafkaSink(Sink):
         """What became of a message that was written at once."""
         with self._errors():
             self._check_topic()
+            self._messages.prepare()
             if stream.owner:
                 self._take()
 
@@ -370,7 +372,7 @@ class _Errors:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, AwayError):
+        if isinstance(error, AwayError | RegistryAwayError):
             raise SinkDelayedError(f"sink {self._step}: {error}") from error
         if not isinstance(error, KafkaException):
             return

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import polars as pl
 from confluent_kafka import KafkaError, KafkaException
 
 from fordstone.connectors.base import (
@@ -25,14 +26,16 @@ from fordstone.connectors.base import (
     OpenContext,
     Reader,
     ReadPlan,
+    Rejected,
     SourceOptions,
     SourceTrouble,
     SparkReadSource,
 )
-from fordstone.connectors.kafka.client import At, AwayError, Cluster, Topic, code_of, described
+from fordstone.connectors.kafka.client import RETRY_S, At, AwayError, Cluster, Topic, code_of, described
 from fordstone.connectors.kafka.fetcher import Fetched, FetchedMessages, Fetcher
 from fordstone.connectors.kafka.kind import LATEST, KafkaSettings
 from fordstone.connectors.kafka.rows import MessageRows
+from fordstone.connectors.schema_registry import RegistryAwayError
 from fordstone.epochs.manifest import PartitionCut
 from fordstone.errors import SourceError
 from fordstone.plan.ids import PartitionId, Position
@@ -73,7 +76,7 @@ class KafkaSource(SparkReadSource):
     def __init__(self, settings: KafkaSettings, options: SourceOptions, context: OpenContext) -> None:
         self._settings = settings
         self._bounded = options.bounded
-        self._rows = MessageRows(settings, options.schema)
+        self._rows = MessageRows(settings, options.schema, context)
         self._cluster = Cluster(settings, context, fails=SourceError)
         self._lock = threading.RLock()
         self._fetcher: Fetcher | None = None
@@ -270,6 +273,10 @@ class KafkaSource(SparkReadSource):
     def heard(self) -> None:
         self._away = None
 
+    def is_away(self, why: str) -> None:
+        """Note that nothing can be read now, although the cluster may answer."""
+        self._away = why
+
     # What is there.
 
     def _all(self) -> list[At]:
@@ -404,6 +411,8 @@ class KafkaReader(Reader):
         self._position = position
         self._with_positions = with_positions
         self._fetched: Fetched | None = None
+        self._held: tuple[int, Sequence[Any]] | None = None
+        """Messages that were taken and not decoded yet, with the position after them: their schema could not be asked for."""
         self._ended = False
         self._read_s = float("-inf")
 
@@ -415,6 +424,11 @@ class KafkaReader(Reader):
                 start = self._source.begin(self._at) + 1
                 return self._moved(start if until is None else min(start, int(until)), [])
             return self._read(rows_max, None if until is None else int(until) - 1)
+        except RegistryAwayError as error:
+            if until is not None or self._source.bounded:
+                raise AwayError(str(error)) from error
+            self._source.is_away(str(error))
+            return None
         except AwayError as error:
             if until is not None or self._source.bounded:
                 raise
@@ -422,6 +436,10 @@ class KafkaReader(Reader):
             return None
 
     def _read(self, rows_max: int, before: int | None) -> Chunk | None:
+        if self._held is not None:
+            chunk = self._moved(*self._held, waits=before is not None)
+            self._source.heard()
+            return chunk
         end = self._source.end_of(self._at)
         if end is not None and self._position - 1 >= end:
             if self._ended:
@@ -441,8 +459,10 @@ class KafkaReader(Reader):
             return self._moved(offset + 1, []) if offset >= self._position else None
         position = self._fetched.next_offset + 1
         if position > self._position:
+            self._held = (position, messages)
+            chunk = self._moved(position, messages, waits=before is not None)
             self._source.heard()
-            return self._moved(position, messages)
+            return chunk
         if before is not None:
             raise AwayError(
                 f"Kafka has sent nothing of {_name(self._at)} from offset {self._position - 1} on for {UNTIL_WAIT_S:.0f} s, although messages up to "
@@ -450,11 +470,12 @@ class KafkaReader(Reader):
             )
         return None
 
-    def _moved(self, position: int, messages: Sequence[Any]) -> Chunk:
+    def _moved(self, position: int, messages: Sequence[Any], *, waits: bool = False) -> Chunk:
+        frame, positions, rejected = self._decoded(messages, waits=waits or self._source.bounded)
+        self._held = None
         self._position = position
         self._read_s = time.monotonic()
         self._ended = self._source.ends_at(self._at, position - 1)
-        frame, positions, rejected = self._rows.of(FetchedMessages(messages) if messages else None)
         return Chunk(
             frame=frame,
             position=Position(position),
@@ -462,6 +483,17 @@ class KafkaReader(Reader):
             rejected=rejected,
             ended=self._ended,
         )
+
+    def _decoded(self, messages: Sequence[Any], *, waits: bool) -> tuple[pl.DataFrame, pl.Series, tuple[Rejected, ...]]:
+        """`waits`: for a schema registry that is away, as long as for messages that are known to be there."""
+        deadline_s = time.monotonic() + UNTIL_WAIT_S
+        while True:
+            try:
+                return self._rows.of(FetchedMessages(messages) if messages else None)
+            except RegistryAwayError:
+                if not waits or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(RETRY_S)
 
     def identity(self) -> str:
         return self._source.verify(self._at, self._read_s)

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from fordstone.connectors.base import Chunk, OpenContext, SparkConnector
-from fordstone.connectors.kafka.kind import KafkaSettings, secret_value
+from fordstone.connectors.kafka.kind import KafkaSettings
 from fordstone.connectors.kafka.rows import MessageRows, Messages
 from fordstone.errors import ConfigError
 from fordstone.lang.schema import Schema
@@ -107,7 +107,7 @@ class SparkKafka(SparkConnector):
         }
 
     def _options(self) -> dict[str, str]:
-        client = {name: secret_value(self._settings, name, self._context) for name in self._settings.client}
+        client = self._settings.client_with_secrets(self._context)
         options = {name: _java(value) for name, value in client.items() if name in _SAME}
         if client.get("ssl.endpoint.identification.algorithm") == "none":
             options["ssl.endpoint.identification.algorithm"] = ""
@@ -147,7 +147,7 @@ class SparkKafka(SparkConnector):
 
     def chunks(self, frame: pl.DataFrame, *, with_positions: bool) -> Iterator[tuple[PartitionId, Chunk]]:
         if self._rows is None:
-            self._rows = MessageRows(self._settings, self._schema)
+            self._rows = MessageRows(self._settings, self._schema, self._context)
         for partition, part in _by_partition(frame):
             messages = SparkMessages(part)
             rows, positions, rejected = self._rows.of(messages)

@@ -72,6 +72,9 @@ class RedisSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The secret (environment variable) that has the password."""
     ca_file: str | None = None
     """The certificates that are trusted, in a file; without it, those of the system."""
+    cert_file: str | None = None
+    """The certificate of this process, and its key, if the server asks for one."""
+    key_file: str | None = None
 
     @property
     def called(self) -> str:
@@ -136,8 +139,10 @@ class RedisSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             )
         if parts.scheme not in {"redis", "rediss"} or not host or parts.query or parts.fragment or database < 0:
             raise wrong
-        if self.ca_file is not None and not self.tls:
-            raise ConfigError(f"{self.called}: ca_file= is for TLS: begin url= with rediss://.")
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ConfigError(f"{self.called}: cert_file= and key_file= go together.")
+        if (self.ca_file or self.cert_file) and not self.tls:
+            raise ConfigError(f"{self.called}: ca_file= and cert_file= are for TLS: begin url= with rediss://.")
 
     @property
     def columns(self) -> list[str]:
@@ -186,6 +191,8 @@ def redis_stream(
     time_unit: Literal["s", "ms", "us"] | None = None,
     password: str | None = None,
     ca_file: str | None = None,
+    cert_file: str | None = None,
+    key_file: str | None = None,
 ) -> ConnectorSpec:
     """A stream of Redis, or for a source several. Needs `pip install 'fordstone[redis]'`.
 

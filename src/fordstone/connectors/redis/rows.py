@@ -24,6 +24,8 @@ from fordstone.lang.schema import Schema
 
 TEXT_MAX: Final = 4096
 """How many characters of a rejected entry are kept."""
+FIELDS_MAX: Final = 3_000
+"""Of a sink: a script on the server can pass on about 8,000 values at once, which are names and values of fields."""
 NO_FIELD: Final = b"__null"
 """The field of an entry that would have none, which Redis does not take."""
 _TIME: Final = "%Y-%m-%dT%H:%M:%S%.6fZ"
@@ -119,10 +121,14 @@ class RowEntries:
         self._settings = settings
         self._schema = schema
         self._format = None
-        if settings.format == "fields":
-            check_flat(settings, schema)
-        else:
+        if settings.format != "fields":
             self._format = message_format(settings.format, schema, where=settings.called)
+            return
+        check_flat(settings, schema)
+        if len(schema) > FIELDS_MAX:
+            raise ConfigError(
+                f"{settings.called}: {len(schema):,} columns are too many for the fields of an entry, which may have {FIELDS_MAX:,}. Use format='json'."
+            )
 
     def of(self, frame: pl.DataFrame) -> list[list[bytes]]:
         """Return names and values of the fields of each entry. Ids and changes of rows are fields too, or in the object of JSON."""

@@ -142,7 +142,9 @@ class Server:
                 "stream: a single one, or a primary with replicas."
             )
         if isinstance(error, _AWAY) or text.startswith(_AWAY_WORDS):
-            return AwayError(f"{server} does not answer as it should: {text}.")
+            asks = self._settings.tls and self._settings.cert_file is None
+            hint = " If it asks for a certificate, give one with cert_file= and key_file=." if asks else ""
+            return AwayError(f"{server} does not answer as it should: {text}.{hint}")
         if "WRONGTYPE" in text or "wrong kind of value" in text:
             return self._fails(
                 f"{self._settings.called}: the key is there, and is no stream. Name another, or remove it."
@@ -161,7 +163,14 @@ def _client(settings: RedisSettings, context: OpenContext) -> redis.Redis:
     host, port = settings.address
     tls: dict[str, Any] = {}
     if settings.tls:
-        tls = {"ssl": True, "ssl_ca_certs": settings.ca_file, "ssl_check_hostname": True, "ssl_cert_reqs": "required"}
+        tls = {
+            "ssl": True,
+            "ssl_ca_certs": settings.ca_file,
+            "ssl_certfile": settings.cert_file,
+            "ssl_keyfile": settings.key_file,
+            "ssl_check_hostname": True,
+            "ssl_cert_reqs": "required",
+        }
     return redis.Redis(
         host=host,
         port=port,

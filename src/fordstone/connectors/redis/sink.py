@@ -224,10 +224,11 @@ class RedisSink(Sink):
 
     def _add_rest(self, mark: SinkMark | None, epoch: int, entries: Sequence[list[bytes]]) -> bool:
         """Add what is missing of an epoch. False: the mark is another one now."""
-        there = 0
+        there, digest = 0, hashlib.blake2b(digest_size=12)
         if mark is not None and mark.epoch == epoch and mark.rows is not None:
             there = mark.rows
-            if there > len(entries) or mark.digest != _digest(entries[:there]):
+            _add_to(digest, entries[:there])
+            if there > len(entries) or mark.digest != digest.hexdigest():
                 raise self._failure(
                     f"{self._settings.called} has {there:,} rows of epoch {epoch}, which are not those that are released now. It is the output of another "
                     "run. Remove them by hand, or write to another stream. Nothing was written."
@@ -235,10 +236,11 @@ class RedisSink(Sink):
         for step in _steps(entries[there:]):
             there += len(step)
             whole = there == len(entries)
+            _add_to(digest, step)
             mark = SinkMark(
                 epoch=epoch,
                 rows=None if whole else there,
-                digest="" if whole else _digest(entries[:there]),
+                digest="" if whole else digest.hexdigest(),
                 writer=self._stream.writer,
             )
             if not self._add(step, msgspec.json.encode(mark)):
@@ -321,5 +323,6 @@ def _steps(entries: Sequence[list[bytes]]) -> Iterator[Sequence[list[bytes]]]:
     yield entries[begun:]
 
 
-def _digest(entries: Sequence[list[bytes]]) -> str:
-    return hashlib.blake2b(msgspec.msgpack.encode(entries), digest_size=12).hexdigest()
+def _add_to(digest: hashlib.blake2b, entries: Sequence[list[bytes]]) -> None:
+    """Add entries to a digest, which does not depend on how they were cut into steps."""
+    digest.update(b"".join(map(msgspec.msgpack.encode, entries)))

@@ -1,0 +1,1 @@
+"""Protobuf: .proto texts, and the values of messages, through the package `protobuf`."""
