@@ -13,15 +13,18 @@ import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
+from tests.connectors.kafka.test_kafka_registry import FIRST
+from tests.connectors.kafka.test_kafka_registry import message as avro_message
 from tests.connectors.kafka.topics import in_transactions, topic_of
 from tests.services.base import start_or_skip
 from tests.services.kafka import KafkaBroker, started
+from tests.services.registry import Registry
 from tests.services.spark_kafka import setting
 from tests.waiting import until
 
 from fordstone import Pipeline, tumbling
 from fordstone.connectors import MemorySink, kafka, memory
-from fordstone.connectors.base import Chunk, OpenContext, SourceOptions, SparkConnector
+from fordstone.connectors.base import Chunk, ConnectorSpec, OpenContext, SourceOptions, SparkConnector
 from fordstone.connectors.kafka.spark_connector import SparkKafka
 from fordstone.connectors.registry import open_source, spark_connector
 from fordstone.errors import ConfigError, FordstoneError, PlanMismatchError, SourceError
@@ -110,35 +113,55 @@ def read_table(spark: SparkSession, connector: SparkConnector, options: dict[str
     raise AssertionError("Spark read nothing")
 
 
+def read_by_both(
+    spark: SparkSession, spec: ConnectorSpec, columns: dict[str, str], partitions: int
+) -> list[tuple[pl.DataFrame, int]]:
+    """Read partitions to their ends with our reader and with Spark's connector; both must give the same. Return rows, and how many were rejected."""
+    given = SourceOptions(schema=Schema.of(columns), bounded=True)
+    connector = spark_connector(spec, given)
+    assert connector is not None
+    source, found = open_source(spec, given, OpenContext()), []
+    for name in source.partitions()[:partitions]:
+        ours = read_all(source, name, given.schema, arrives_late=True)
+        end = source.plan_read(name, Position(0), 1_000).position
+        table = read_table(spark, connector, connector.batch_options({name: (Position(1), end)}))
+        chunks = [
+            chunk
+            for batch in table.to_batches(max_chunksize=4)
+            for at, chunk in connector.chunks(pl.DataFrame(pl.from_arrow(batch)), with_positions=True)
+            if at == name
+        ]
+        frame = pl.concat([chunk.frame for chunk in chunks])
+        assert frame.equals(ours.rows), (columns, name, frame, ours.rows)
+        rejected = [(one.position, one.text, one.reason) for chunk in chunks for one in chunk.rejected]
+        assert rejected == [(one.position, one.text, one.reason) for one in ours.rejected], columns
+        positions = [position for chunk in chunks for position in _listed(chunk)]
+        assert positions == sorted(positions)
+        assert len(positions) == frame.height
+        found.append((frame, len(rejected)))
+    source.close()
+    return found
+
+
 def test_each_kind_of_message_gives_the_rows_and_dead_letters_of_our_reader(
     spark: SparkSession, kafka_broker: KafkaBroker, full_topic: str
 ):
-    for case, (options, columns) in SPECS.items():
+    for options, columns in SPECS.values():
         spec = build(full_topic, servers=kafka_broker.servers, spark_connector=True, **options)
-        given = SourceOptions(schema=Schema.of(columns), bounded=True)
-        connector = spark_connector(spec, given)
-        assert connector is not None
-        source = open_source(spec, given, OpenContext())
-        for number in range(2):
-            name = PartitionId(f"{full_topic}/{number}")
-            ours = read_all(source, name, given.schema, arrives_late=True)
-            end = source.plan_read(name, Position(0), 1_000).position
-            table = read_table(spark, connector, connector.batch_options({name: (Position(1), end)}))
-            found = [
-                chunk
-                for batch in table.to_batches(max_chunksize=4)
-                for at, chunk in connector.chunks(pl.DataFrame(pl.from_arrow(batch)), with_positions=True)
-                if at == name
-            ]
-            frame = pl.concat([chunk.frame for chunk in found])
-            assert frame.equals(ours.rows), (case, number, frame, ours.rows)
-            rejected = [(one.position, one.text, one.reason) for chunk in found for one in chunk.rejected]
-            assert rejected == [(one.position, one.text, one.reason) for one in ours.rejected], case
-            positions = [position for chunk in found for position in _listed(chunk)]
-            assert positions == sorted(positions)
-            assert len(positions) == frame.height
-            assert frame.height + len(rejected) >= 5
-        source.close()
+        for frame, rejected in read_by_both(spark, spec, columns, partitions=2):
+            assert frame.height + rejected >= 5
+
+
+def test_messages_in_avro_give_the_rows_and_dead_letters_of_our_reader(
+    spark: SparkSession, kafka_broker: KafkaBroker, registry: Registry, topic: str
+):
+    number = registry.register(f"{topic}-value", FIRST)
+    good = [avro_message(number, FIRST, {"id": one, "place": f"p{one}"}) for one in range(3)]
+    kafka_broker.send(topic, [good[0], None, b"\0\0\0\0", good[1], b"no Avro", good[2][:-1]])
+    spec = build(topic, servers=kafka_broker.servers, format="avro", schema_registry=registry.url, spark_connector=True)
+    ((frame, rejected),) = read_by_both(spark, spec, {"id": "int", "place": "string"}, partitions=1)
+    assert frame["place"].to_list() == ["p0", None, "p1"]
+    assert rejected == 3
 
 
 def _listed(chunk: Chunk) -> list[int]:
@@ -279,6 +302,7 @@ def test_new_partitions_are_read_from_their_first_message_and_latest_counts_from
     assert words.counted == dict(words.sent)
 
 
+@pytest.mark.full
 def test_a_broker_that_asks_for_a_password_is_read(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -305,7 +329,9 @@ def test_a_broker_that_asks_for_a_password_is_read(
 # What is wrong.
 
 
-def test_messages_that_are_gone_are_an_error_with_choices(spark: SparkSession, words: Words, tmp_path: Path):
+def test_messages_that_are_gone_and_a_topic_that_was_created_again_are_errors_with_choices(
+    spark: SparkSession, words: Words, tmp_path: Path
+):
     words.send("a", "a")
     words.on_spark(spark, tmp_path / "state")
     words.send("b", "b", "c")
@@ -314,13 +340,7 @@ def test_messages_that_are_gone_are_an_error_with_choices(spark: SparkSession, w
         words.on_spark(spark, tmp_path / "state")
     assert "--fresh" in str(found.value)
     assert "import-spark" in str(found.value)
-
-
-def test_a_topic_that_was_created_again_is_an_error_although_its_offsets_exist(
-    spark: SparkSession, words: Words, tmp_path: Path
-):
-    words.send("a", "a")
-    words.on_spark(spark, tmp_path / "state")
+    # Now the offsets exist, but mean other messages.
     words.broker.delete(words.topic)
     words.broker.create(words.topic, partitions=2)
     words.send("b", "b", "c")
@@ -379,6 +399,7 @@ def test_early_results_and_idle_partitions_need_no_further_rows(
     assert out.rows()["n"].to_list() == [1]
 
 
+@pytest.mark.full
 def test_a_query_that_always_has_rows_is_stopped_between_two_batches(spark: SparkSession, words: Words, tmp_path: Path):
     pipeline, _ = words.pipeline(spark_reads=True)
     words.send("a")
