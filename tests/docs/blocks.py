@@ -36,7 +36,13 @@ from tests.java_options import LAUNCHER, OPTIONS
 REPOSITORY = Path(__file__).resolve().parents[2]
 KINDS = {"python", "console", "text", "json", "mermaid", "toml"}
 COMMAND_SECONDS_MAX = 900
-SERVED = {"docs/how-to/kafka.md", "docs/how-to/mqtt.md", "docs/how-to/postgresql.md", "docs/how-to/s3-and-hdfs.md"}
+SERVED = {
+    "docs/how-to/avro-and-protobuf.md",
+    "docs/how-to/kafka.md",
+    "docs/how-to/mqtt.md",
+    "docs/how-to/postgresql.md",
+    "docs/how-to/s3-and-hdfs.md",
+}
 """The pages that need a server, which `test_pages_with_services` starts."""
 FROM_A_CHECKOUT = {"README.md", "CONTRIBUTING.md"}
 """The pages that may call the scripts of the repository."""

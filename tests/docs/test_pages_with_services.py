@@ -10,6 +10,7 @@ from tests.services.hdfs import Hdfs
 from tests.services.kafka import KafkaBroker
 from tests.services.mosquitto import Mosquitto
 from tests.services.postgres import Postgres
+from tests.services.registry import Registry
 from tests.services.s3 import S3
 
 
@@ -34,6 +35,14 @@ def test_mqtt(mosquitto: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_kafka(kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with kafka_broker.removed("lines", "counts", "orders"):
         run_page("docs/how-to/kafka.md", tmp_path, {"KAFKA_SERVERS": kafka_broker.servers}, monkeypatch)
+
+
+def test_avro_and_protobuf(
+    kafka_broker: KafkaBroker, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kafka_broker.removed("readings", "warm"):
+        environment = {"KAFKA_SERVERS": kafka_broker.servers, "SCHEMA_REGISTRY": registry.url}
+        run_page("docs/how-to/avro-and-protobuf.md", tmp_path, environment, monkeypatch)
 
 
 def test_s3_and_hdfs(

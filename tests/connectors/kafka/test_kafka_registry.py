@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fastavro
 import polars as pl
@@ -27,6 +27,9 @@ from tests.services.base import free_port
 from tests.services.kafka import KafkaBroker
 from tests.services.registry import Registry
 from tests.waiting import until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 from fordstone import Pipeline
 from fordstone.connectors import kafka, memory
@@ -481,3 +484,36 @@ def test_protobuf_is_written_by_a_schema_that_is_registered(kafka_broker: KafkaB
     assert all_rows(opened(proto(kafka_broker, registry, topic), columns), columns) == [*rows, rows[0]]
     with pytest.raises(SinkError, match="does not take the schema of these columns"):
         sink(proto(kafka_broker, registry, topic), {**columns, "id": "string"})
+
+
+# Spark.
+
+
+@pytest.mark.parametrize(("written", "how"), [("avro", {"bounded": True}), ("protobuf", {"available_now": True})])
+def test_executors_of_spark_read_by_schemas_of_the_registry(
+    kafka_broker: KafkaBroker,
+    registry: Registry,
+    topic: str,
+    tmp_path: Path,
+    spark: SparkSession,
+    written: str,
+    how: dict[str, Any],
+):
+    from fordstone.spark import run as run_on_spark
+
+    text: object = FIRST if written == "avro" else PROTO
+    schema_id = registry.register(f"{topic}-value", text, kind=written.upper())
+    rows = [{"id": number, "place": "Ulm"} for number in range(20)]
+    values = [message(schema_id, FIRST, row) if written == "avro" else proto_message(schema_id, PROTO, **row) for row in rows]  # fmt: skip
+    kafka_broker.send(topic, [*values, b"\0\0\0\0\1poison"])
+    pipeline = Pipeline("on-spark")
+    given = build(topic, servers=kafka_broker.servers, format=written, schema_registry=registry.url)
+    source = pipeline.source("rows", given, schema={"id": "bigint", "place": "string"})
+    with kafka_broker.topics(**{f"{topic}-out": 1}):
+        out = build(f"{topic}-out", servers=kafka_broker.servers, format=written, schema_registry=registry.url)
+        source.filter("id >= 5").sink("out", out)
+        run_on_spark(pipeline, spark=spark, state=tmp_path / "state", **how)
+        columns = {"id": "bigint", "place": "string"}
+        assert sorted(row["id"] for row in all_rows(opened(out, columns), columns)) == list(range(5, 20))
+    (letter,) = [json.loads(line) for file in tmp_path.rglob("dead-letters/**/*.jsonl") for line in file.read_text().splitlines()]  # fmt: skip
+    assert letter["reason"].startswith("offset 20: schema id 1: ")
