@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import ssl
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -36,7 +37,7 @@ from fordstone.connectors import kafka, memory
 from fordstone.connectors.base import ConnectorSpec, OpenContext, SinkDelayedError
 from fordstone.connectors.kafka.sink import KafkaSink
 from fordstone.connectors.registry import open_sink
-from fordstone.errors import ConfigError, FordstoneError, SinkError, SourceError
+from fordstone.errors import ConfigError, FordstoneError, NotInstalledError, SinkError, SourceError
 from fordstone.lang.schema import Schema
 
 FIRST = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}, {"name": "place", "type": "string"}]}  # fmt: skip
@@ -194,6 +195,9 @@ def test_a_registry_that_is_away_delays_and_drops_nothing(
         until(lambda: (read(), len(found) >= 3)[1], "rows", seconds_max=30)
     assert found == [0, 1, 2]
     assert source.trouble().away is None
+    # A schema that is known needs no registry.
+    kafka_broker.send(topic, [message(schema_id, FIRST, {"id": 3, "place": "Ulm"})])
+    until(lambda: (read(), len(found) >= 4)[1], "the last row", seconds_max=30)
     with_reader.close()
     source.close()
 
@@ -387,6 +391,15 @@ def test_a_schema_that_is_none_is_an_error_at_the_start(kafka_broker: KafkaBroke
         opened(spec(kafka_broker, registry, topic, schema="{"), {"id": "bigint"})
     with pytest.raises(ConfigError, match="a b is no name for a field of Avro"):
         sink(spec(kafka_broker, registry, topic), {"a b": "bigint"})
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    given = build("t", servers="localhost:9092", format="protobuf", schema_registry="http://localhost:1")
+    for name in [name for name in sys.modules if name.startswith("fordstone.connectors.protobuf")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    with pytest.raises(NotInstalledError, match=r"pip install 'fordstone\[protobuf\]'"):
+        opened(given, {"id": "bigint"})
 
 
 # JSON, whose schema is nowhere.
