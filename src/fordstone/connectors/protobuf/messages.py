@@ -30,8 +30,8 @@ Get = Callable[[Any], Any]
 """Makes the value of a column of what a message has. Raises `ValueError` or `OverflowError` if it has none."""
 INDEX_MAX: Final = 32
 """How deep a message may stand in its file."""
-ITEMS_MAX: Final = 1 << 20
-"""Of one field in one message: an empty message is a Python object, and takes two bytes."""
+ITEMS_MAX: Final = 1 << 17
+"""Messages in one field of a message: an empty one takes two bytes, and is a Python object here."""
 READINGS_MAX: Final = 1_000
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _F: Final = FieldDescriptor
@@ -314,6 +314,8 @@ def get_of(field: FieldDescriptor, kind: DataType, path: str) -> Get:
         if kind.element is None:
             raise _mismatch(field, kind, path)
         item = value_of(field, kind.element, f"{path}[]")
+        if field.type != _F.TYPE_MESSAGE:
+            return lambda message: [item(one) for one in getattr(message, name)]
         return lambda message: [item(one) for one in _some(getattr(message, name), path)]
     made = value_of(field, kind, path)
     if field.has_presence and made is _same:
