@@ -40,6 +40,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 KINDS = {"python", "console", "text", "json", "mermaid", "toml"}
 COMMAND_SECONDS_MAX = 900
 SERVED = {
+    "docs/how-to/avro-and-protobuf.md",
     "docs/how-to/kafka.md",
     "docs/how-to/mqtt.md",
     "docs/how-to/postgresql.md",

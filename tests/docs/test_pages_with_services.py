@@ -11,6 +11,7 @@ from tests.services.kafka import KafkaBroker
 from tests.services.mosquitto import Mosquitto
 from tests.services.postgres import Postgres
 from tests.services.redis import RedisServer
+from tests.services.registry import Registry
 from tests.services.s3 import S3
 
 
@@ -41,6 +42,14 @@ def test_redis(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.Mo
     with redis_server.client() as client:
         client.delete("lines", "counts", "counts:fordstone:words.default.counts", "orders")
     run_page("docs/how-to/redis.md", tmp_path, {"REDIS_URL": redis_server.url}, monkeypatch)
+
+
+def test_avro_and_protobuf(
+    kafka_broker: KafkaBroker, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kafka_broker.removed("readings", "warm"):
+        environment = {"KAFKA_SERVERS": kafka_broker.servers, "SCHEMA_REGISTRY": registry.url}
+        run_page("docs/how-to/avro-and-protobuf.md", tmp_path, environment, monkeypatch)
 
 
 def test_s3_and_hdfs(

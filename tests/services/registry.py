@@ -17,6 +17,7 @@ TIMEOUT_S: Final = 30.0
 _JAVA: Final = (
     *("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"),
     *("-Dquarkus.http.host=127.0.0.1", "-Dquarkus.log.level=WARN", "-Dquarkus.http.access-log.enabled=false"),
+    *("-Dquarkus.management.host=127.0.0.1", "-Dquarkus.management.port=0"),  # else 9000, for each of them
 )
 
 

@@ -109,7 +109,7 @@ class RegisteredMessages(MessageFormat):
 
     def decode(self, values: Sequence[bytes]) -> Decoded:
         """Raises `RegistryAwayError` if a schema is needed that is not known yet."""
-        ids = np.fromiter(map(_schema_id, values), dtype=np.int64, count=len(values))
+        ids = _schema_ids(values)
         rejected: list[RejectedMessage] = []
         frames: list[pl.DataFrame] = []
         numbers: list[npt.NDArray[np.int64]] = []
@@ -223,6 +223,16 @@ _TOO_LONG: Final = -2
 _NO_HEAD: Final = (
     "the message does not begin with a zero and the id of a schema: its producer did not use a schema registry"
 )
+
+
+def _schema_ids(values: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    heads = np.frombuffer(b"".join([value[:HEAD_BYTES] for value in values]), dtype=np.uint8)
+    lengths = np.fromiter(map(len, values), dtype=np.int64, count=len(values))
+    if len(heads) == HEAD_BYTES * len(values) and not (lengths > MESSAGE_BYTES_MAX).any():
+        table = heads.reshape(-1, HEAD_BYTES)
+        if not table[:, 0].any():
+            return np.ascontiguousarray(table[:, 1:]).view(">u4").reshape(-1).astype(np.int64)
+    return np.fromiter(map(_schema_id, values), dtype=np.int64, count=len(values))
 
 
 def _schema_id(value: bytes) -> int:

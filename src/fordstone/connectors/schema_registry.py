@@ -120,7 +120,7 @@ class SchemaRegistry:
             if time.monotonic() - self._unknown.get(schema_id, float("-inf")) < UNKNOWN_S:
                 raise UnknownSchemaError
             try:
-                found = self._described(schema_id, self._ask("GET", f"/schemas/ids/{schema_id}"))
+                found = self._described(schema_id, self._ask("GET", f"/schemas/ids/{schema_id}", "schema"))
             except UnknownSchemaError:
                 if len(self._unknown) >= UNKNOWN_MAX:
                     self._unknown.clear()
@@ -132,14 +132,14 @@ class SchemaRegistry:
     def latest(self, subject: str) -> RegisteredSchema:
         """Return the newest schema of a subject. Raises `UnknownSchemaError` if there is none."""
         with self._lock:
-            answer = self._ask("GET", f"/subjects/{quote(subject, safe='')}/versions/latest")
-            return self._described(int(answer["id"]), answer)
+            answer = self._ask("GET", f"/subjects/{quote(subject, safe='')}/versions/latest", "id", "schema")
+            return self._described(answer["id"], answer)
 
     def register(self, subject: str, kind: SchemaKind, text: str) -> int:
         """Return the id of a schema, which is new or was there. Raises `RefusedSchemaError`."""
         body = {"schema": text} if kind == "AVRO" else {"schema": text, "schemaType": kind}
         with self._lock:
-            answer = self._ask("POST", f"/subjects/{quote(subject, safe='')}/versions", body)
+            answer = self._ask("POST", f"/subjects/{quote(subject, safe='')}/versions", "id", body=body)
             return int(answer["id"])
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class SchemaRegistry:
         self._collect(answer.get("references") or [], references)
         return RegisteredSchema(
             id=schema_id,
-            kind=str(answer.get("schemaType") or "AVRO"),
+            kind=answer.get("schemaType") or "AVRO",
             text=str(answer["schema"]),
             references=references,
         )
@@ -164,12 +164,13 @@ class SchemaRegistry:
                 raise self._fails(f"{self._where}: a schema uses more than {REFERENCES_MAX} others.")
             found[name] = ""  # one that uses itself ends here
             path = f"/subjects/{quote(str(one['subject']), safe='')}/versions/{int(one['version'])}"
-            answer = self._ask("GET", path)
+            answer = self._ask("GET", path, "schema")
             self._collect(answer.get("references") or [], found)
             del found[name]
             found[name] = str(answer["schema"])
 
-    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, *parts: str, body: object = None) -> dict[str, Any]:
+        """Return an answer that has these parts."""
         if self._away is not None and time.monotonic() < self._away[0]:
             raise RegistryAwayError(self._away[1])
         data = None if body is None else msgspec.json.encode(body)
@@ -184,15 +185,15 @@ class SchemaRegistry:
         if answer.status in _LATER or answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise self._is_away(f"answers {answer.status}: {_said(said)}")
         self._away, self._failures = None, 0
-        return self._judged(method, path, answer.status, said)
+        return self._judged(method, path, parts, answer.status, said)
 
-    def _judged(self, method: str, path: str, status: int, said: bytes) -> dict[str, Any]:
+    def _judged(self, method: str, path: str, parts: tuple[str, ...], status: int, said: bytes) -> dict[str, Any]:
         try:
             found = msgspec.json.decode(said)
         except msgspec.DecodeError:
             found = None
         code = found.get("error_code") if isinstance(found, dict) else None
-        if status == HTTPStatus.OK and isinstance(found, dict) and ("id" in found or "schema" in found):
+        if status == HTTPStatus.OK and isinstance(found, dict) and all(part in found for part in parts):
             return found
         if status == HTTPStatus.NOT_FOUND and code in _MISSING:
             raise UnknownSchemaError

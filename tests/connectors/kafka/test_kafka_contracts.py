@@ -10,8 +10,12 @@ import polars as pl
 import pytest
 from tests.connectors.kafka.topics import in_transactions, json_rows, topic_of, values_of
 from tests.services.kafka import KafkaBroker
+from tests.services.registry import Registry
 
 from fordstone.connectors import kafka
+from fordstone.connectors.avro.decode import Decoder
+from fordstone.connectors.avro.encode import Encoder
+from fordstone.connectors.avro.schema import parse, schema_of
 from fordstone.connectors.base import ConnectorSpec
 from fordstone.testing.contracts.connector import SinkContract, SourceContract
 
@@ -36,10 +40,16 @@ class TestKafkaSource(SourceContract):
         }
         return pl.DataFrame(columns, schema=self.schema.polars)
 
+    def values(self, frame: pl.DataFrame) -> list[bytes]:
+        return values_of(frame)
+
+    def spec(self, topic: str) -> ConnectorSpec:
+        return kafka(topic, servers=self.broker.servers)
+
     def send(self, topic: str) -> None:
         """25 rows and one that is none."""
-        good = values_of(self.rows(0, 25))
-        lost = values_of(self.rows(900, 3))
+        good = self.values(self.rows(0, 25))
+        lost = self.values(self.rows(900, 3))
         batches = [
             (lost, False),
             (good[:10], True),
@@ -53,16 +63,35 @@ class TestKafkaSource(SourceContract):
     def fill(self, place: Path) -> ConnectorSpec:
         topic = self.broker.create(topic_of(place), partitions=2)
         self.send(topic)
-        self.broker.send(topic, values_of(self.rows(100, 4)), partition=1)
-        return kafka(topic, servers=self.broker.servers)
+        self.broker.send(topic, self.values(self.rows(100, 4)), partition=1)
+        return self.spec(topic)
 
     def expected(self) -> Sequence[pl.DataFrame]:
         return [self.rows(0, 25), self.rows(100, 4)]
 
     def grow(self, place: Path) -> pl.DataFrame:
         more = self.rows(200, 3)
-        in_transactions(self.broker, topic_of(place), [(values_of(self.rows(900, 2)), False), (values_of(more), True)])
+        lost = self.values(self.rows(900, 2))
+        in_transactions(self.broker, topic_of(place), [(lost, False), (self.values(more), True)])
         return more
+
+
+@pytest.mark.full
+class TestAvroSource(TestKafkaSource):
+    """The same with Avro and a schema registry."""
+
+    @pytest.fixture(autouse=True)
+    def _with_registry(self, registry: Registry) -> None:
+        self.registry = registry
+        text = schema_of(self.schema, "contract")
+        self.schema_id = registry.register("contract-value", text)
+        self.encoder = Encoder(parse(text), self.schema)
+
+    def values(self, frame: pl.DataFrame) -> list[bytes]:
+        return self.encoder.encode(frame, b"\0" + self.schema_id.to_bytes(4, "big"))
+
+    def spec(self, topic: str) -> ConnectorSpec:
+        return kafka(topic, servers=self.broker.servers, format="avro", schema_registry=self.registry.url)
 
 
 class TestKafkaSink(SinkContract):
@@ -83,3 +112,35 @@ class TestKafkaSink(SinkContract):
         schema = {**self.schema.polars, "ts": pl.String(), **dict.fromkeys(hidden, pl.String())}
         frame = pl.DataFrame([[row.get(name) for name in schema] for row in rows], schema=schema, orient="row")
         return frame.with_columns(pl.col("ts").str.to_datetime(time_unit="us", time_zone="UTC"))
+
+
+@pytest.mark.full
+class TestAvroSink(TestKafkaSink):
+    """The same with Avro and a schema registry. Ids and changes of rows are headers."""
+
+    @pytest.fixture(autouse=True)
+    def _with_registry(self, registry: Registry) -> None:
+        self.registry = registry
+
+    def spec(self, place: Path) -> ConnectorSpec:
+        return kafka(
+            topic_of(place),
+            servers=self.broker.servers,
+            key="device",
+            format="avro",
+            schema_registry=self.registry.url,
+        )
+
+    def seen(self, place: Path) -> pl.DataFrame:
+        messages = self.broker.messages(topic_of(place))
+        if not messages:
+            return self.schema.empty()
+        latest = self.registry.latest(f"{topic_of(place)}-value")
+        found = Decoder(parse(latest["schema"]), self.schema).decode([message.value()[5:] for message in messages])
+        assert not found.failed
+        headers = [dict(message.headers() or ()) for message in messages]
+        hidden = [name for name in ("__id", "__op") if any(name in one for one in headers)]
+        return found.frame.with_columns(
+            pl.Series(name, [one[name].decode() if name in one else None for one in headers], dtype=pl.String)
+            for name in hidden
+        )

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import ssl
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fastavro
 import polars as pl
@@ -28,12 +29,15 @@ from tests.services.kafka import KafkaBroker
 from tests.services.registry import Registry
 from tests.waiting import until
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 from fordstone import Pipeline
 from fordstone.connectors import kafka, memory
 from fordstone.connectors.base import ConnectorSpec, OpenContext, SinkDelayedError
 from fordstone.connectors.kafka.sink import KafkaSink
 from fordstone.connectors.registry import open_sink
-from fordstone.errors import ConfigError, FordstoneError, SinkError, SourceError
+from fordstone.errors import ConfigError, FordstoneError, NotInstalledError, SinkError, SourceError
 from fordstone.lang.schema import Schema
 
 FIRST = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}, {"name": "place", "type": "string"}]}  # fmt: skip
@@ -191,6 +195,9 @@ def test_a_registry_that_is_away_delays_and_drops_nothing(
         until(lambda: (read(), len(found) >= 3)[1], "rows", seconds_max=30)
     assert found == [0, 1, 2]
     assert source.trouble().away is None
+    # A schema that is known needs no registry.
+    kafka_broker.send(topic, [message(schema_id, FIRST, {"id": 3, "place": "Ulm"})])
+    until(lambda: (read(), len(found) >= 4)[1], "the last row", seconds_max=30)
     with_reader.close()
     source.close()
 
@@ -386,6 +393,15 @@ def test_a_schema_that_is_none_is_an_error_at_the_start(kafka_broker: KafkaBroke
         sink(spec(kafka_broker, registry, topic), {"a b": "bigint"})
 
 
+def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    given = build("t", servers="localhost:9092", format="protobuf", schema_registry="http://localhost:1")
+    for name in [name for name in sys.modules if name.startswith("fordstone.connectors.protobuf")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    with pytest.raises(NotInstalledError, match=r"pip install 'fordstone\[protobuf\]'"):
+        opened(given, {"id": "bigint"})
+
+
 # JSON, whose schema is nowhere.
 
 
@@ -481,3 +497,36 @@ def test_protobuf_is_written_by_a_schema_that_is_registered(kafka_broker: KafkaB
     assert all_rows(opened(proto(kafka_broker, registry, topic), columns), columns) == [*rows, rows[0]]
     with pytest.raises(SinkError, match="does not take the schema of these columns"):
         sink(proto(kafka_broker, registry, topic), {**columns, "id": "string"})
+
+
+# Spark.
+
+
+@pytest.mark.parametrize(("written", "how"), [("avro", {"bounded": True}), ("protobuf", {"available_now": True})])
+def test_executors_of_spark_read_by_schemas_of_the_registry(
+    kafka_broker: KafkaBroker,
+    registry: Registry,
+    topic: str,
+    tmp_path: Path,
+    spark: SparkSession,
+    written: str,
+    how: dict[str, Any],
+):
+    from fordstone.spark import run as run_on_spark
+
+    text: object = FIRST if written == "avro" else PROTO
+    schema_id = registry.register(f"{topic}-value", text, kind=written.upper())
+    rows = [{"id": number, "place": "Ulm"} for number in range(20)]
+    values = [message(schema_id, FIRST, row) if written == "avro" else proto_message(schema_id, PROTO, **row) for row in rows]  # fmt: skip
+    kafka_broker.send(topic, [*values, b"\0\0\0\0\1poison"])
+    pipeline = Pipeline("on-spark")
+    given = build(topic, servers=kafka_broker.servers, format=written, schema_registry=registry.url)
+    source = pipeline.source("rows", given, schema={"id": "bigint", "place": "string"})
+    with kafka_broker.topics(**{f"{topic}-out": 1}):
+        out = build(f"{topic}-out", servers=kafka_broker.servers, format=written, schema_registry=registry.url)
+        source.filter("id >= 5").sink("out", out)
+        run_on_spark(pipeline, spark=spark, state=tmp_path / "state", **how)
+        columns = {"id": "bigint", "place": "string"}
+        assert sorted(row["id"] for row in all_rows(opened(out, columns), columns)) == list(range(5, 20))
+    (letter,) = [json.loads(line) for file in tmp_path.rglob("dead-letters/**/*.jsonl") for line in file.read_text().splitlines()]  # fmt: skip
+    assert letter["reason"].startswith("offset 20: schema id 1: ")

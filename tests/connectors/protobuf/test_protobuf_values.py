@@ -326,6 +326,13 @@ def test_bytes_that_are_no_value_fail_and_take_no_other_with_them(value: bytes):
     assert found.failed[1]
 
 
+def test_messages_that_take_two_bytes_each_are_not_made_into_any_number_of_objects():
+    good, many = b"\0" + message(ORDER, id=1), b"\0" + b"\x1a\0" * 200_000
+    found = read(ORDER, {"id": "bigint", "items": "array<struct<n: int>>"}, [good, many])
+    assert found.failed == {1: "items has more than 131,072 items"}
+    assert found.good.tolist() == [0]
+
+
 @settings(deadline=None)
 @given(st.lists(st.binary(max_size=40).map(lambda value: b"\0" + value), max_size=6))
 def test_what_becomes_of_a_value_does_not_depend_on_the_others(values: list[bytes]):

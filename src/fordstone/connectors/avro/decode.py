@@ -291,6 +291,8 @@ def _union(writer: AvroType, wanted: DataType, path: str, reader: AvroType | Non
                 wrong[which] = True
                 cursor.fail(wrong, made)
                 continue
+            if which.size == len(cursor):
+                return made(cursor)
             part = cursor.at(which)
             parts.append(made(part))
             cursor.pos[which] = part.pos

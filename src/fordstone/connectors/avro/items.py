@@ -82,6 +82,8 @@ def branches(cursor: Cursor, count: int) -> list[tuple[int, Longs]]:
     wrong = (found < 0) | (found >= count)
     cursor.fail(wrong, _NO_BRANCH)
     found[wrong] = -1
+    if found.size and (found == found[0]).all():
+        return [(int(found[0]), np.arange(found.size))] if found[0] >= 0 else []
     return [(int(branch), np.flatnonzero(found == branch)) for branch in np.unique(found) if branch >= 0]
 
 

@@ -242,7 +242,7 @@ class KafkaKind(ConnectorKind):
     """The kind `kafka`."""
 
     about = About(
-        summary="topics of Apache Kafka",
+        summary="topics of Apache Kafka, in JSON, Avro, Protobuf or raw",
         source='kafka("orders", servers="localhost:9092")',
         sink='kafka("totals", servers="localhost:9092")',
         guarantee="Offsets are in the checkpoint, and messages of committed transactions are read. One transaction per epoch has its rows and its number.",

@@ -11,6 +11,7 @@ import datetime as dt
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -29,8 +30,8 @@ Get = Callable[[Any], Any]
 """Makes the value of a column of what a message has. Raises `ValueError` or `OverflowError` if it has none."""
 INDEX_MAX: Final = 32
 """How deep a message may stand in its file."""
-ITEMS_MAX: Final = 1 << 20
-"""Of one field in one message: an empty message is a Python object, and takes two bytes."""
+ITEMS_MAX: Final = 1 << 17
+"""Messages in one field of a message: an empty one takes two bytes, and is a Python object here."""
 READINGS_MAX: Final = 1_000
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _F: Final = FieldDescriptor
@@ -180,6 +181,8 @@ def _index(message: Descriptor) -> bytes:
 
 def _path(value: bytes) -> tuple[tuple[int, ...], int]:
     """Read the place of a message; return it, and where its bytes begin."""
+    if value[:1] == b"\0":
+        return (0,), 1
     count, at = _number(value, 0)
     if count > INDEX_MAX:
         raise ValueError("it names no message of its schema")
@@ -221,8 +224,21 @@ class _Reading:
 
 
 def _column(message: Descriptor, column: str, kind: DataType) -> Get:
+    """What reads a column: times as microseconds, which is quicker than as Python's."""
     field = message.fields_by_name.get(column)
-    return _nothing if field is None else get_of(field, kind, column)
+    if field is None:
+        return _nothing
+    get = get_of(field, kind, column)
+    if kind.name != "timestamp":
+        return get
+    return lambda message: _micros(getattr(message, column)) if message.HasField(column) else None
+
+
+def _micros(value: Any) -> int:
+    found: int = value.seconds * 1_000_000 + value.nanos // 1000
+    if abs(found) >= 1 << 63:
+        raise ValueError("a time is out of range")
+    return found
 
 
 def _decoded(
@@ -245,7 +261,8 @@ def _decoded(
             continue
         readers.append(reader)
         numbers.append(number)
-    series = [_series(name, kind, parsed, readers, numbers, failed) for name, kind in schema.items()]
+    one = readers[0] if len(set(map(id, readers))) == 1 else None
+    series = [_series(name, kind, parsed, readers, numbers, failed, one) for name, kind in schema.items()]
     frame = pl.DataFrame(series, schema=schema.polars)
     good = np.array(numbers, dtype=np.int64)
     if failed:
@@ -255,13 +272,20 @@ def _decoded(
 
 
 def _series(
-    name: str, kind: DataType, parsed: list[Any], readers: list[_Reading], numbers: list[int], failed: dict[int, str]
+    name: str,
+    kind: DataType,
+    parsed: list[Any],
+    readers: list[_Reading],
+    numbers: list[int],
+    failed: dict[int, str],
+    one: _Reading | None,
 ) -> pl.Series:
-    one = readers[0] if readers and all(reader is readers[0] for reader in readers) else None
+    """A column. `one`: the reader of all of them, if there is just one."""
+    dtype = pl.Int64() if kind.name == "timestamp" else kind.polars
     try:
         if one is not None:
             get = one.gets[name]
-            return pl.Series(name, [get(message) for message in parsed], dtype=kind.polars)
+            return pl.Series(name, [get(message) for message in parsed], dtype=dtype).cast(kind.polars)
     except (ValueError, OverflowError):
         pass  # one of them has no value: see which
     found: list[Any] = []
@@ -271,7 +295,7 @@ def _series(
         except (ValueError, OverflowError) as error:
             failed.setdefault(number, str(error) or f"{name} is out of range")
             found.append(None)
-    return pl.Series(name, found, dtype=kind.polars)
+    return pl.Series(name, found, dtype=dtype).cast(kind.polars)
 
 
 def get_of(field: FieldDescriptor, kind: DataType, path: str) -> Get:
@@ -290,12 +314,16 @@ def get_of(field: FieldDescriptor, kind: DataType, path: str) -> Get:
         if kind.element is None:
             raise _mismatch(field, kind, path)
         item = value_of(field, kind.element, f"{path}[]")
+        if field.type != _F.TYPE_MESSAGE:
+            return lambda message: [item(one) for one in getattr(message, name)]
         return lambda message: [item(one) for one in _some(getattr(message, name), path)]
     made = value_of(field, kind, path)
+    if field.has_presence and made is _same:
+        return lambda message: getattr(message, name) if message.HasField(name) else None
     if field.has_presence:
         return lambda message: made(getattr(message, name)) if message.HasField(name) else None
     if made is _same:
-        return lambda message: getattr(message, name)
+        return attrgetter(name)
     return lambda message: made(getattr(message, name))
 
 
