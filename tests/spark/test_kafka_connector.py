@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -23,18 +25,20 @@ from tests.services.spark_kafka import setting
 from tests.waiting import until
 
 from fordstone import Pipeline, tumbling
-from fordstone.connectors import MemorySink, kafka, memory
+from fordstone.connectors import MemorySink, files, kafka, memory
 from fordstone.connectors.base import Chunk, ConnectorSpec, OpenContext, SourceOptions, SparkConnector
 from fordstone.connectors.kafka.spark_connector import SparkKafka
 from fordstone.connectors.registry import open_source, spark_connector
 from fordstone.errors import ConfigError, FordstoneError, PlanMismatchError, SourceError
 from fordstone.lang.schema import Schema
 from fordstone.plan.ids import PartitionId, Position
+from fordstone.protocol.progress import Progress
 from fordstone.spark import run
 from fordstone.spark.config import SparkConfig
 from fordstone.spark.hosted.commit import BatchOutcome
 from fordstone.spark.hosted.query import hosted_query
 from fordstone.spark.hosted.state_transfer import import_spark
+from fordstone.spark.run import run_plan
 from fordstone.testing.contracts.connector import read_all
 
 WORD = {"word": "string"}
@@ -286,6 +290,42 @@ def test_a_batch_job_reads_what_is_there_and_no_partition_need_have_rows(
     in_transactions(words.broker, words.topic, [([b'{"word":"gone"}'], False)])
     assert words.on_spark(spark, tmp_path / "state", bounded=True) == 3
     assert words.counted == dict(words.sent)
+
+
+def test_tables_are_read_again_between_batches(
+    spark: SparkSession, kafka_broker: KafkaBroker, topic: str, tmp_path: Path
+):
+    table, out = tmp_path / "table.parquet", MemorySink()
+    version = 1
+
+    def write() -> None:
+        pl.DataFrame({"word": ["w"], "version": [version]}).write_parquet(table)
+
+    write()
+    pipeline = Pipeline("p")
+    schema = WORD | {"n": "bigint"}
+    rows = pipeline.source("rows", kafka(topic, servers=kafka_broker.servers, spark_connector=True), schema=schema)
+    found = rows.distinct().lookup(files(str(table)), on="word", schema=WORD | {"version": "bigint"}, refresh="1ms")
+    found.sink("out", memory(out))
+    sent: list[int] = []
+
+    def on_progress(progress: Progress) -> None:
+        nonlocal version
+        versions = [row["version"] for frame in out.frames() for row in frame.rows(named=True)]
+        if progress.stopping:
+            return
+        if version in versions and version == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        elif version in versions:
+            version = 2
+            write()
+        sent.append(1)
+        assert len(sent) < 500, "the table is not read again"
+        kafka_broker.send(topic, [json.dumps({"word": "w", "n": len(sent)})])
+
+    config = SparkConfig(state=tmp_path / "state", interval="50ms")
+    report = run_plan(pipeline.plan(), pipeline.functions, config, spark=spark, on_progress=on_progress)
+    assert report.outcome == "stopped"
 
 
 def test_new_partitions_are_read_from_their_first_message_and_latest_counts_from_the_first_start(
