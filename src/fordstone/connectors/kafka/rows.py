@@ -60,6 +60,10 @@ class MessageRows:
         rejected = list({one.position: one for one in sorted(rejected, key=lambda one: one.position)}.values())
         return frame.select(list(self._schema)), pl.Series(offsets[numbers] + 1), tuple(rejected)
 
+    def close(self) -> None:
+        if isinstance(self._format, RegisteredMessages):
+            self._format.close()
+
     def _decoded(
         self, messages: Sequence[Message], offsets: np.ndarray
     ) -> tuple[pl.DataFrame, np.ndarray, list[Rejected]]:
@@ -119,6 +123,10 @@ class RowMessages:
         """Ask for what rows are written by, if that is not known here. Raises `RegistryAwayError`."""
         if isinstance(self._format, RegisteredMessages):
             self._format.prepare()
+
+    def close(self) -> None:
+        if isinstance(self._format, RegisteredMessages):
+            self._format.close()
 
     def of(self, frame: pl.DataFrame) -> Iterator[Outgoing]:
         """Ids and changes of rows (`__id`, `__op`) are in an object of JSON, else they are headers."""

@@ -180,6 +180,7 @@ class KafkaSource(Source):
                 self._fetcher.close()
                 self._fetcher = None
             self._cluster.close()
+            self._rows.close()
 
     # For the readers.
 
