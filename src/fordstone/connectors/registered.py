@@ -162,6 +162,9 @@ class RegisteredMessages(MessageFormat):
         except ValueError as error:
             raise ConfigError(f"{self._where}: {error}.") from error
 
+    def close(self) -> None:
+        self._registry.close()
+
     def _registered(self) -> RegisteredSchema:
         try:
             latest = self._registry.latest(self._subject)

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Literal
@@ -25,6 +26,8 @@ from fordstone.protocol.retry import Backoff
 SchemaKind = Literal["AVRO", "PROTOBUF"]
 ANSWER_S: Final = 5.0
 """Maximum wait for one answer."""
+SOON_S: Final = 0.25
+"""Maximum wait of a reader for a schema that is not known yet."""
 ANSWER_BYTES_MAX: Final = 4 << 20
 AGAIN: Final = Backoff(first_us=100_000, max_us=5_000_000)
 """After a failure the registry is not asked for this long: readers try again far more often."""
@@ -99,6 +102,8 @@ class SchemaRegistry:
         self._where = where
         self._fails = fails
         self._lock = threading.Lock()
+        self._asks = ThreadPoolExecutor(1, thread_name_prefix="fordstone-schemas")
+        self._asked: dict[int, Future[RegisteredSchema]] = {}
         self._known: dict[int, RegisteredSchema] = {}
         self._unknown: dict[int, float] = {}
         self._away: tuple[float, str] | None = None
@@ -113,12 +118,31 @@ class SchemaRegistry:
         )
 
     def schema(self, schema_id: int) -> RegisteredSchema:
-        """Return the schema that has an id. Raises `UnknownSchemaError`."""
+        """Return the schema that has an id. Raises `UnknownSchemaError`.
+
+        Readers do not wait: what is not answered soon is asked for in the background, and `RegistryAwayError` is raised meanwhile.
+        """
+        known = self._known.get(schema_id)
+        if known is not None:
+            return known
+        if time.monotonic() - self._unknown.get(schema_id, float("-inf")) < UNKNOWN_S:
+            raise UnknownSchemaError
+        asked = self._asked.get(schema_id)
+        if asked is None:
+            asked = self._asked[schema_id] = self._asks.submit(self._fetch, schema_id)
+        try:
+            found = asked.result(SOON_S)
+        except TimeoutError as error:
+            if not asked.done():
+                raise RegistryAwayError(f"the schema registry at {self.options.url} has not answered yet") from error
+            raise
+        finally:
+            if asked.done():
+                self._asked.pop(schema_id, None)
+        return found
+
+    def _fetch(self, schema_id: int) -> RegisteredSchema:
         with self._lock:
-            if schema_id in self._known:
-                return self._known[schema_id]
-            if time.monotonic() - self._unknown.get(schema_id, float("-inf")) < UNKNOWN_S:
-                raise UnknownSchemaError
             try:
                 found = self._described(schema_id, self._ask("GET", f"/schemas/ids/{schema_id}", "schema"))
             except UnknownSchemaError:
@@ -143,6 +167,7 @@ class SchemaRegistry:
             return int(answer["id"])
 
     def close(self) -> None:
+        self._asks.shutdown(wait=False, cancel_futures=True)
         self._pool.clear()
 
     def _described(self, schema_id: int, answer: Mapping[str, Any]) -> RegisteredSchema:

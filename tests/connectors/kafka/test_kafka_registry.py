@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import socket
 import ssl
 import sys
 import threading
@@ -200,6 +201,27 @@ def test_a_registry_that_is_away_delays_and_drops_nothing(
     until(lambda: (read(), len(found) >= 4)[1], "the last row", seconds_max=30)
     with_reader.close()
     source.close()
+
+
+def test_a_reader_does_not_wait_for_a_registry_that_is_silent(
+    kafka_broker: KafkaBroker, registry: Registry, topic: str
+):
+    schema_id = registry.register(f"{topic}-value", FIRST)
+    kafka_broker.send(topic, [message(schema_id, FIRST, {"id": 1, "place": "Ulm"})])
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and answers nothing
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        source = opened(spec(kafka_broker, url, topic), {"id": "bigint"}, bounded=False)
+        (partition,) = source.partitions()
+        reader = source.open(partition, 0, with_positions=False)  # type: ignore[arg-type]
+
+        def away() -> bool:
+            chunk = reader.read(100)
+            assert chunk is None or chunk.frame.is_empty()
+            return "has not answered yet" in str(source.trouble().away)
+
+        until(away, "trouble with the registry", seconds_max=30)
+        reader.close()
+        source.close()
 
 
 # Writing.

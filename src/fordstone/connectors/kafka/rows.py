@@ -5,6 +5,7 @@ The value is decoded and encoded by `connectors.messages`; key, headers, time, p
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ from fordstone.connectors.files.rows import OP
 from fordstone.connectors.kafka.kind import KafkaSettings
 from fordstone.connectors.messages import MessageFormat, message_format
 from fordstone.connectors.registered import RegisteredMessages, codec
-from fordstone.connectors.schema_registry import SchemaRegistry
+from fordstone.connectors.schema_registry import RegistryAwayError, SchemaRegistry
 from fordstone.errors import FordstoneError, SinkError, SourceError
 from fordstone.lang.schema import DataType, Schema
 
 TEXT_MAX: Final = 200
+REGISTRY_RETRY_S: Final = 0.05
 Headers = list[tuple[str, bytes]]
 
 
@@ -64,8 +66,23 @@ class MessageRows:
         if self._values or settings.format == "json":
             self._format = format_of(settings, self._values, context, where=settings.called, fails=SourceError)
 
-    def of(self, messages: Messages | None) -> tuple[pl.DataFrame, pl.Series, tuple[Rejected, ...]]:
-        """Return the rows, the position of each, and the messages that are no rows. None: there are no messages."""
+    def of(
+        self, messages: Messages | None, *, wait_s: float = 0.0
+    ) -> tuple[pl.DataFrame, pl.Series, tuple[Rejected, ...]]:
+        """Return the rows, the position of each, and the messages that are no rows. None: there are no messages.
+
+        `wait_s`: how long to wait for a schema registry that does not answer.
+        """
+        deadline_s = time.monotonic() + wait_s
+        while True:
+            try:
+                return self._of(messages)
+            except RegistryAwayError:
+                if time.monotonic() >= deadline_s:
+                    raise
+            time.sleep(REGISTRY_RETRY_S)
+
+    def _of(self, messages: Messages | None) -> tuple[pl.DataFrame, pl.Series, tuple[Rejected, ...]]:
         if messages is None:
             return self._schema.empty(), pl.Series([], dtype=pl.Int64), ()
         offsets = messages.offsets
@@ -86,6 +103,10 @@ class MessageRows:
             frame, numbers = frame.filter(pl.Series(fit)), numbers[fit]
         rejected = list({one.position: one for one in sorted(rejected, key=lambda one: one.position)}.values())
         return frame.select(list(self._schema)), pl.Series(offsets[numbers] + 1), tuple(rejected)
+
+    def close(self) -> None:
+        if isinstance(self._format, RegisteredMessages):
+            self._format.close()
 
     def _decoded(self, messages: Messages, offsets: np.ndarray) -> tuple[pl.DataFrame, np.ndarray, list[Rejected]]:
         """The columns of the values, the message of each row, and what is no value."""
@@ -141,6 +162,10 @@ class RowMessages:
         """Ask for what rows are written by, if that is not known here. Raises `RegistryAwayError`."""
         if isinstance(self._format, RegisteredMessages):
             self._format.prepare()
+
+    def close(self) -> None:
+        if isinstance(self._format, RegisteredMessages):
+            self._format.close()
 
     def of(self, frame: pl.DataFrame) -> Iterator[Outgoing]:
         """Ids and changes of rows (`__id`, `__op`) are in an object of JSON, else they are headers."""

@@ -141,6 +141,7 @@ class KafkaSink(Sink):
     def close(self) -> None:
         self._drop()
         self._cluster.close()
+        self._messages.close()
 
     # The claim.
 

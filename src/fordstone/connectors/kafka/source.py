@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-import polars as pl
 from confluent_kafka import KafkaError, KafkaException
 
 from fordstone.connectors.base import (
@@ -26,12 +25,11 @@ from fordstone.connectors.base import (
     OpenContext,
     Reader,
     ReadPlan,
-    Rejected,
     SourceOptions,
     SourceTrouble,
     SparkReadSource,
 )
-from fordstone.connectors.kafka.client import RETRY_S, At, AwayError, Cluster, Topic, code_of, described
+from fordstone.connectors.kafka.client import At, AwayError, Cluster, Topic, code_of, described
 from fordstone.connectors.kafka.fetcher import Fetched, FetchedMessages, Fetcher
 from fordstone.connectors.kafka.kind import LATEST, KafkaSettings
 from fordstone.connectors.kafka.rows import MessageRows
@@ -180,6 +178,7 @@ class KafkaSource(SparkReadSource):
                 self._fetcher.close()
                 self._fetcher = None
             self._cluster.close()
+            self._rows.close()
 
     # Where Spark reads.
 
@@ -471,7 +470,9 @@ class KafkaReader(Reader):
         return None
 
     def _moved(self, position: int, messages: Sequence[Any], *, waits: bool = False) -> Chunk:
-        frame, positions, rejected = self._decoded(messages, waits=waits or self._source.bounded)
+        fetched = FetchedMessages(messages) if messages else None
+        wait_s = UNTIL_WAIT_S if waits or self._source.bounded else 0.0
+        frame, positions, rejected = self._rows.of(fetched, wait_s=wait_s)
         self._held = None
         self._position = position
         self._read_s = time.monotonic()
@@ -483,17 +484,6 @@ class KafkaReader(Reader):
             rejected=rejected,
             ended=self._ended,
         )
-
-    def _decoded(self, messages: Sequence[Any], *, waits: bool) -> tuple[pl.DataFrame, pl.Series, tuple[Rejected, ...]]:
-        """`waits`: for a schema registry that is away, as long as for messages that are known to be there."""
-        deadline_s = time.monotonic() + UNTIL_WAIT_S
-        while True:
-            try:
-                return self._rows.of(FetchedMessages(messages) if messages else None)
-            except RegistryAwayError:
-                if not waits or time.monotonic() > deadline_s:
-                    raise
-            time.sleep(RETRY_S)
 
     def identity(self) -> str:
         return self._source.verify(self._at, self._read_s)

@@ -49,6 +49,8 @@ _MODULES: Final = {
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 _TRANSLATED: Final = frozenset({*_SAME, *_MECHANISM, *_USER, _AUTHORITIES})
+REGISTRY_WAIT_S: Final = 60.0
+"""The longest wait of a task for a schema registry. Then Spark runs it again."""
 _NO_TIME: Final = -1
 
 
@@ -150,7 +152,7 @@ class SparkKafka(SparkConnector):
             self._rows = MessageRows(self._settings, self._schema, self._context)
         for partition, part in _by_partition(frame):
             messages = SparkMessages(part)
-            rows, positions, rejected = self._rows.of(messages)
+            rows, positions, rejected = self._rows.of(messages, wait_s=REGISTRY_WAIT_S)
             yield (
                 partition,
                 Chunk(
