@@ -41,8 +41,8 @@ def java() -> Path:
 class Hdfs:
     """All servers, with their data in one folder.
 
-    There are two DataNodes because a file of one replica takes half a second to close: the driver of this project waits for that long if
-    the DataNode has not reported the last block yet. Only of two replicas and more the NameNode lets it be closed before.
+    There are two DataNodes because a file of one replica takes half a second to close: the driver of this project asks the NameNode before
+    the DataNode has reported the last block, and then waits for that long. Of two, the second in line has reported by then.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -130,8 +130,6 @@ class Hdfs:
             # A DataNode that was killed is noticed, and a new one taken, within the time of a test.
             "dfs.heartbeat.interval": "1",
             "dfs.namenode.heartbeat.recheck-interval": "2000",
-            # Clients close a file at once: they do not wait until a DataNode has reported its last block.
-            "dfs.namenode.file.close.num-committed-allowed": "1",
             "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "20",
         }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from pyspark.sql import SparkSession
 from tests.spark.micro import MicroSpark
 from tests.spark.micro_state import Died
 from tests.spark.runs import EdgeSide
@@ -39,6 +40,7 @@ from fordstone.spark.hosted.packing import PACK_BYTES, Packed, Packer, What, bat
 from fordstone.spark.hosted.plan_batches import Work
 from fordstone.spark.hosted.state_transfer import import_spark
 from fordstone.spark.run import run_plan
+from fordstone.spark.session.session import check_file_system
 from fordstone.storage.disk import OsDisk
 
 
@@ -345,3 +347,15 @@ def test_sealed_epochs_beyond_the_newest_readable_checkpoint_are_not_done_again(
     with pytest.raises(CheckpointError, match=r"the cuts of epochs? .* are needed, but they cannot be read") as caught:
         MicroSpark().query(plan(tmp_path), state=tmp_path / "spark", from_checkpoint=str(tmp_path / "edge"))
     assert "Run it once" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("location", "advice"),
+    [("s3://bucket/state", "Write s3a:// in the place of s3://"), ("s3a://bucket/state", "for S3 they are listed in")],
+)
+def test_a_location_for_which_spark_has_no_classes_is_an_error_that_says_what_to_do(
+    spark: SparkSession, location: str, advice: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"no file system for the checkpoint location {location}: .*\n.*{advice}"):
+        check_file_system(spark, location)
+    check_file_system(spark, "hdfs://127.0.0.1:1/state")

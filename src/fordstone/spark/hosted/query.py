@@ -57,7 +57,14 @@ from fordstone.spark.hosted.source import PipelineReader, Share, batch_feed, ope
 from fordstone.spark.hosted.stages import QuerySetting, Stages, build_stages
 from fordstone.spark.hosted.state_transfer import Seed, edge_seed, newest_epoch
 from fordstone.spark.hosted.tables import BatchTables
-from fordstone.spark.session.session import check_location, is_connect, parallelism, prepared, warn_of_clear_tokens
+from fordstone.spark.session.session import (
+    check_file_system,
+    check_location,
+    is_connect,
+    parallelism,
+    prepared,
+    warn_of_clear_tokens,
+)
 from fordstone.storage.clock import wall_clock_us
 from fordstone.storage.failpoint import failpoints_of_process
 
@@ -277,6 +284,7 @@ def hosted_query(
     check_sinks(plan, spark, streaming=not batch)
     stored = QueryFiles(checkpoint)
     stored.repair_spark()
+    check_file_system(spark, checkpoint)
     known = stored.identity() if stored.begun() else None
     seed = _seed(plan, config, known, batch=batch)
     wanted = QueryIdentity(

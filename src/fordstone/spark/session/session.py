@@ -46,7 +46,7 @@ from fordstone.spark.session.settings import (
     tasks_max,
     too_old,
 )
-from fordstone.storage.remote import open_remote
+from fordstone.storage.remote import local_path, open_remote
 
 log = logging.getLogger(__name__)
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
@@ -296,6 +296,31 @@ def check_workers(spark: SparkSession, tasks: int) -> None:
         raise ConfigError("the executors cannot run the plan:\n" + "".join(f"  {line}\n" for line in found) + _HOW)
 
 
+_WITHOUT_CLASSES: Final = ("UnsupportedFileSystemException", "ClassNotFoundException", "NoClassDefFoundError")
+
+
+def check_file_system(spark: SparkSession, location: str) -> None:
+    """Raise `ConfigError` if Spark lacks the classes for the checkpoint location. Its query would try again and again.
+
+    Whether the store answers is not asked.
+    """
+    if is_connect(spark) or local_path(location) is not None:
+        return
+    context = spark.sparkContext
+    try:
+        context._jvm.org.apache.hadoop.fs.Path(location).getFileSystem(context._jsc.hadoopConfiguration())  # type: ignore[union-attr]  # noqa: SLF001 - PySpark has no other way
+    except Py4JError as error:
+        if not any(name in str(error) for name in _WITHOUT_CLASSES):
+            return
+        scheme = location.partition("://")[0]
+        advice = "Write s3a:// in the place of s3://. " if scheme == "s3" else ""
+        raise ConfigError(
+            f"Spark has no file system for the checkpoint location {location}: {describe_failure(str(error))}\n{advice}Put its jars on "
+            "the classpath of the driver and the executors; for S3 they are listed in docs/how-to/s3-and-hdfs.md. Or choose a location in "
+            "HDFS, or in a directory that all machines mount."
+        ) from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """A file that the driver has written below the checkpoint location, by which executors see whether it is theirs, too."""
@@ -335,7 +360,7 @@ def _not_shared(probe: Probe, hosts: Sequence[str]) -> ConfigError:
     return ConfigError(
         f"executors on {', '.join(hosts[:5])} do not see {probe.location.rstrip('/')}/{probe.path}, which the driver has written: the "
         "checkpoint location is not shared. Each of them would keep its part of the state on a disk of its own, and the first that is lost "
-        "would take it along. Give --state a directory that all machines mount, or a URL such as s3://bucket/state or "
+        "would take it along. Give --state a directory that all machines mount, or a URL such as s3a://bucket/state or "
         "hdfs://namenode/state."
     )
 
