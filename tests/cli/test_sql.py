@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import struct
@@ -364,7 +363,7 @@ def test_changes_of_a_running_result_come_as_they_are_while_following(place: Pat
 class Terminal:
     """What a person would see: a process in a pseudo-terminal."""
 
-    def __init__(self, process: int, side: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], side: int) -> None:
         self._process = process
         self._side = side
         self.text = ""
@@ -374,10 +373,10 @@ class Terminal:
 
     def end(self) -> int:
         self._read_until(lambda: False)
-        return os.waitstatus_to_exitcode(os.waitpid(self._process, 0)[1])
+        return self._process.wait()
 
     def interrupt(self) -> None:
-        os.kill(self._process, signal.SIGINT)
+        self._process.send_signal(signal.SIGINT)
 
     def seen(self) -> str:
         """All that was written, without what colours it and moves the cursor."""
@@ -400,14 +399,16 @@ class Terminal:
 
 @contextmanager
 def terminal(place: Path, *args: str, width: int = 100, height: int = 24, **more: str) -> Iterator[Terminal]:
-    process, side = pty.fork()
-    if process == 0:
-        os.chdir(place)
-        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "", "LINES": "", **more}
-        environment = {name: value for name, value in environment.items() if value or name not in {"COLUMNS", "LINES"}}
-        command = [sys.executable, "-c", "from fordstone.cli.main import main; main()", *args]
-        os.execve(sys.executable, command, environment)
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "", "LINES": "", **more}
+    environment = {name: value for name, value in environment.items() if value or name not in {"COLUMNS", "LINES"}}
+    command = [sys.executable, "-c", "from fordstone.cli.main import main; main()", *args]
+    side, inner = os.openpty()
     ioctl(side, TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    # Not by `pty.fork`: this process has threads, and what they hold when it is forked is held for ever in the child.
+    process = subprocess.Popen(
+        command, cwd=place, env=environment, stdin=inner, stdout=inner, stderr=inner, start_new_session=True
+    )
+    os.close(inner)
     try:
         yield Terminal(process, side)
     finally:

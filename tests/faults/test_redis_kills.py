@@ -166,6 +166,7 @@ def test_a_server_that_is_killed_again_and_again_gets_every_count_once(
 
 
 @pytest.mark.spark
+@pytest.mark.full
 def test_on_spark_a_driver_that_is_killed_counts_every_word_once(
     server: RedisServer, tmp_path: Path, faults: Callable[..., None]
 ) -> None:

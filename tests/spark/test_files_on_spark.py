@@ -42,6 +42,7 @@ spark.stop()
 """
 
 
+@pytest.mark.parametrize("store_url", ["s3", pytest.param("hdfs", marks=pytest.mark.full)], indirect=True)
 def test_rolled_objects_at_a_url_are_read_once_by_workers_and_close_windows(store_url: str, tmp_path: Path):
     """Each line to the program is a run that reads what is there."""
     with (

@@ -14,13 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
-import urllib3
 
-from fordstone.connectors.base import OpenContext, Secret
-from fordstone.errors import ConfigError, FordstoneError
+from fordstone.connectors.base import OpenContext
+from fordstone.connectors.registry_options import RegistryOptions
+from fordstone.errors import FordstoneError
 from fordstone.protocol.retry import Backoff
 
 SchemaKind = Literal["AVRO", "PROTOBUF"]
@@ -41,31 +41,6 @@ _LATER: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUE
 _DENIED: Final = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _REFUSED: Final = frozenset({HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY})
 _TYPE: Final = "application/vnd.schemaregistry.v1+json"
-
-
-class RegistryOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a registry is reached, as it stands in the plan."""
-
-    url: str
-    """With the path that its interface has, if any."""
-    user: str | None = None
-    password: Secret | None = None
-    ca_file: str | None = None
-    """The certificates that sign its own, in place of those of the system."""
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ConfigError(f"schema_registry: url={self.url!r} must be an address such as 'http://localhost:8081'.")
-        if parts.username or parts.password:
-            raise ConfigError(
-                "schema_registry: its url has a user and a password, which would be part of the plan. Give user= and password=, as in "
-                "{'url': ..., 'user': 'reader', 'password': {'secret': 'REGISTRY_PASSWORD'}}."
-            )
-        if (self.user is None) != (self.password is None):
-            raise ConfigError("schema_registry: user and password go together.")
-        if self.ca_file is not None and parts.scheme != "https":
-            raise ConfigError(f"schema_registry: ca_file is for https, and url={self.url!r}.")
 
 
 class RegistryAwayError(ConnectionError):
@@ -98,6 +73,8 @@ class SchemaRegistry:
         self, options: RegistryOptions, context: OpenContext, *, where: str, fails: Callable[[str], FordstoneError]
     ) -> None:
         """`where` begins errors, and `fails` makes them."""
+        import urllib3  # noqa: PLC0415 - pipelines without a registry do not need it
+
         self.options = options
         self._where = where
         self._fails = fails
@@ -196,6 +173,8 @@ class SchemaRegistry:
 
     def _ask(self, method: str, path: str, *parts: str, body: object = None) -> dict[str, Any]:
         """Return an answer that has these parts."""
+        import urllib3  # noqa: PLC0415 - as above
+
         if self._away is not None and time.monotonic() < self._away[0]:
             raise RegistryAwayError(self._away[1])
         data = None if body is None else msgspec.json.encode(body)

@@ -29,7 +29,7 @@ from fordstone.connectors.base import (
     options_of,
 )
 from fordstone.connectors.messages import MessageFormatName
-from fordstone.connectors.schema_registry import RegistryOptions
+from fordstone.connectors.registry_options import RegistryOptions
 from fordstone.errors import ConfigError
 from fordstone.lang.schema import Schema
 
@@ -210,7 +210,7 @@ def kafka(
 
     The columns named by `key`, `timestamp`, `headers` (column to header), `partition` and `offset` are those parts of a message, and the
     others are its value: an object of JSON, one column with `format="raw"`, or a record of Avro or Protobuf whose schema is in
-    `schema_registry`: its address, or a dict of `fordstone.connectors.schema_registry.RegistryOptions`. Options: see
+    `schema_registry`: its address, or a dict of `fordstone.connectors.registry_options.RegistryOptions`. Options: see
     `fordstone.connectors.kafka.kind.KafkaSettings`.
     """
     given = {

@@ -15,6 +15,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -300,6 +301,12 @@ class Committer:
         for spec, sink in zip(self._specs, self._sinks, strict=True):
             if spec.stream.step in frames:
                 sink.release(epoch, pl.concat([spec.empty(), *frames[spec.stream.step]]))
+
+    def close(self) -> None:
+        """Close the sinks. Called when the query has ended."""
+        with ExitStack() as closing:
+            for sink in self._sinks:
+                closing.callback(sink.close)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {

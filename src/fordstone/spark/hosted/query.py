@@ -7,7 +7,7 @@ rows in this process's memory are written to files (bounded runs only), one file
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -102,6 +102,8 @@ class HostedQuery:
     """Of a batch job, the sources from when it is planned; of a stream those at a hub, which the driver follows, to report their trouble, and
     those that connectors of Spark's read."""
 
+    committers: list[Committer] = field(default_factory=list)
+
     @property
     def files(self) -> QueryFiles:
         return QueryFiles(self.checkpoint)
@@ -119,8 +121,11 @@ class HostedQuery:
                     self.sources[step.name].partitions()
 
     def close(self) -> None:
-        """Close what this process has opened of the sources. It can still be asked what was wrong with them."""
-        close_sources(self.sources.values())
+        """Close sinks, and what this process has opened of the sources. It can still be asked what was wrong with those."""
+        with ExitStack() as closing:
+            closing.callback(close_sources, self.sources.values())
+            for committer in self.committers:
+                closing.callback(committer.close)
 
     def start(self, on_batch: OnBatch) -> StreamingQuery:
         setting, first_epoch = self.setting, self.identity.first_epoch
@@ -240,6 +245,7 @@ class HostedQuery:
             discard_later=self.config.discard_later_output,
             connectors=connectors,
         )
+        self.committers.append(committer)
         if self.seed is not None:
             committer.release_seed(self.seed.epoch, self.seed.segments())
         return committer
