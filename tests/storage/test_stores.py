@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import fsspec
 import pytest
@@ -258,3 +261,25 @@ def test_a_store_that_cannot_replace_files_is_refused_for_commits(scheme: str) -
             ConfigError, match=r"Use hdfs://name:9870/x with the port of .* pip install 'fordstone\[hdfs\]'"
         ):
             call()
+
+
+FORKS: Final = """
+import os, signal, sys
+from fordstone.storage.remote import open_remote
+
+open_remote(sys.argv[1]).put("a", b"1")
+child = os.fork()
+if child == 0:
+    os._exit(0)
+signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
+signal.alarm(20)  # what the child waits for does not come
+print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_process_that_uses_a_store_can_be_forked(store_url: str, tmp_path: Path) -> None:
+    """As `subprocess` does with `preexec_fn`, and `multiprocessing`."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, store_url], capture_output=True, text=True, check=False, start_new_session=True
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr

@@ -85,6 +85,11 @@ KINDS: Final[Mapping[str, StoreKind]] = {
 """By scheme. Others are used with care, as what is known of none."""
 
 
+_HDFS_CLIENTS: Final[dict[int, Any]] = {}
+"""Those that fsspec keeps. It forgets them in the child of a fork, and a client that is destroyed there waits for ever for its threads, which the
+child does not have: so they are kept here as well."""
+
+
 def kind_of(filesystem: Any) -> StoreKind:
     """Return the kind of an open file system, by the schemes that it names."""
     named = filesystem.protocol
@@ -113,6 +118,8 @@ def open_filesystem(url: str, *, kind: str, commits: bool = False) -> tuple[Any,
         given = conf.get(scheme, {})
         options = {name: value for name, value in store.options.items() if name not in given}
         filesystem, root = url_to_fs(url, **options)
+        if store is _HDFS:
+            _HDFS_CLIENTS[id(filesystem)] = filesystem
         if store is _S3:
             filesystem.retries = S3_TRIES
     except OSError as error:
