@@ -201,6 +201,7 @@ def test_a_producer_that_dies_in_its_transaction_leaves_nothing_that_is_seen(kaf
     assert len(kafka_broker.values(topic, committed=False)) > 5
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_killed_in_a_transaction_gets_the_epoch_once(own: KafkaBroker):
     sink = opened(kafka("t", servers=own.servers))
     sink.release(1, numbers(1, 2))
@@ -217,6 +218,7 @@ def test_a_broker_that_is_killed_in_a_transaction_gets_the_epoch_once(own: Kafka
     assert seen(own) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_away_delays_the_sink(own: KafkaBroker):
     sink = opened(kafka("t", servers=own.servers, client={"socket.timeout.ms": 1000}))
     sink.release(1, numbers(1))

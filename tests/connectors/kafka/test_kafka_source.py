@@ -266,6 +266,7 @@ def test_a_server_that_does_not_answer_is_waited_for_and_named(topic: str):
         opened(kafka(topic, servers=f"127.0.0.1:{free_port()}")).partitions()
 
 
+@pytest.mark.slow
 def test_reading_goes_on_when_the_broker_is_back(tmp_path: Path):
     broker = start_or_skip(lambda: started(tmp_path / "kafka"))
     topic = broker.create("t")
@@ -310,6 +311,7 @@ def with_password(broker: KafkaBroker, secret: str = "ANN_PASSWORD") -> Connecto
     return kafka("t", servers=broker.guarded_servers, client=client)
 
 
+@pytest.mark.slow
 def test_a_password_comes_from_the_secrets(guarded: KafkaBroker):
     spec = with_password(guarded)
     assert all_rows(opened(spec, secrets={"ANN_PASSWORD": "right"})) == [{"word": "a"}]
@@ -319,6 +321,7 @@ def test_a_password_comes_from_the_secrets(guarded: KafkaBroker):
         opened(spec, secrets={})
 
 
+@pytest.mark.slow
 def test_a_wrong_password_is_an_error_and_is_not_shown(guarded: KafkaBroker):
     source = opened(with_password(guarded), bounded=False, secrets={"ANN_PASSWORD": "wrong-one"})
     with pytest.raises(SourceError, match=r"does not let this process in(?s:.)*Check security\.protocol") as caught:
