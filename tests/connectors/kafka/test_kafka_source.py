@@ -141,6 +141,21 @@ def test_what_is_no_row_becomes_a_dead_letter_with_its_partition_and_offset(
 # Where partitions begin.
 
 
+def test_a_value_that_no_column_needs_is_not_decoded(kafka_broker: KafkaBroker, topic: str):
+    kafka_broker.send(topic, ["no JSON", None, "{}"])
+    schema = {"o": "bigint", "at": "timestamp"}
+    found = all_rows(opened(kafka(topic, servers=kafka_broker.servers, offset="o", timestamp="at"), schema), schema)
+    assert [row["o"] for row in found] == [0, 1, 2]
+
+
+def test_a_sink_without_a_column_for_the_value_is_refused(kafka_broker: KafkaBroker, topic: str, tmp_path: Path):
+    pipeline = Pipeline("p")
+    rows = pipeline.source("rows", memory([{"at": "2026-01-01T00:00:00Z"}]), schema={"at": "timestamp"})
+    rows.sink("out", kafka(topic, servers=kafka_broker.servers, timestamp="at"))
+    with pytest.raises(ConfigError, match="no column is left for the value"):
+        pipeline.run(bounded=True, state=tmp_path / "state")
+
+
 def test_latest_begins_after_what_is_there_also_if_the_first_run_read_nothing(
     kafka_broker: KafkaBroker, topic: str, tmp_path: Path
 ):

@@ -513,7 +513,7 @@ def test_a_server_that_forgot_what_was_read_is_an_error(own_server: Callable[...
 @pytest.mark.parametrize(
     ("secrets", "url", "error"),
     [
-        ({}, "redis://{}", "names the environment variable 'REDIS_PASSWORD', which is not set here"),
+        ({}, "redis://{}", "names the secret 'REDIS_PASSWORD', and there is no environment variable"),
         ({"REDIS_PASSWORD": "wrong-word"}, "redis://{}", "does not let this process in: "),
         ({"REDIS_PASSWORD": "hunter2"}, "redis://nobody@{}", "does not let this process in: "),
         ({"REDIS_PASSWORD": "hunter2"}, "redis://reader@{}", "does not let this process in: .*permissions"),

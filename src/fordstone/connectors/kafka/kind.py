@@ -163,10 +163,10 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
 
     def value_schema(self, schema: Schema, *, with_key: bool) -> Schema:
-        """The columns of a message's value. `with_key`: the column of the key is one of them."""
+        """The columns of a message's value, if it has any. `with_key`: the column of the key is one of them."""
         self.check_columns(schema)
         apart = set(self.columns) - ({self.key} if with_key else set())
-        return Schema.of({name: kind for name, kind in schema.items() if name not in apart})
+        return Schema(tuple((name, kind) for name, kind in schema.items() if name not in apart))
 
     def check_columns(self, schema: Schema) -> None:
         """Raise if a named column is missing, or has a type that the part of a message cannot have."""

@@ -20,7 +20,7 @@ from fordstone.connectors.kafka.kind import KafkaSettings
 from fordstone.connectors.messages import MessageFormat, message_format
 from fordstone.connectors.registered import RegisteredMessages, codec
 from fordstone.connectors.schema_registry import RegistryAwayError, SchemaRegistry
-from fordstone.errors import FordstoneError, SinkError, SourceError
+from fordstone.errors import ConfigError, FordstoneError, SinkError, SourceError
 from fordstone.lang.schema import DataType, Schema
 
 TEXT_MAX: Final = 200
@@ -63,7 +63,7 @@ class MessageRows:
         self._schema = schema
         self._values = settings.value_schema(schema, with_key=False)
         self._format: MessageFormat | None = None
-        if self._values or settings.format == "json":
+        if self._values:
             self._format = format_of(settings, self._values, context, where=settings.called, fails=SourceError)
 
     def of(
@@ -97,7 +97,8 @@ class MessageRows:
                 rejected.append(_rejected(int(offsets[number]), "", f"column {name}: invalid UTF-8"))
         if parts:
             apart = pl.DataFrame(parts)
-            frame = frame.with_columns(apart if len(numbers) == len(offsets) else apart[numbers])
+            apart = apart if len(numbers) == len(offsets) else apart[numbers]
+            frame = frame.with_columns(apart) if frame.width else apart
         if unfit.any():
             fit = ~unfit[numbers]
             frame, numbers = frame.filter(pl.Series(fit)), numbers[fit]
@@ -156,6 +157,8 @@ class RowMessages:
         self._settings = settings
         self._values = settings.value_schema(stream.schema, with_key=settings.format != "raw")
         where = f"sink {stream.step}: {settings.called}"
+        if not self._values:
+            raise ConfigError(f"{where}: no column is left for the value of its messages. Add one to the stream.")
         self._format = format_of(settings, self._values, context, where=where, fails=SinkError)
 
     def prepare(self) -> None:

@@ -19,9 +19,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from fordstone.connectors.base import OpenContext
+from fordstone.connectors.base import OpenContext, secret_of
 from fordstone.connectors.redis.kind import RedisSettings
-from fordstone.errors import ConfigError, FordstoneError
+from fordstone.errors import FordstoneError
 
 log = logging.getLogger(__name__)
 
@@ -153,13 +153,8 @@ class Server:
 
 
 def _client(settings: RedisSettings, context: OpenContext) -> redis.Redis:
-    secret = None
-    if settings.password is not None:
-        secret = context.secrets.get(settings.password)
-        if secret is None:
-            raise ConfigError(
-                f"{settings.called}: password= names the environment variable {settings.password!r}, which is not set here. On Spark, the executors need it too."
-            )
+    named = settings.password
+    secret = None if named is None else secret_of(context.secrets, named, option="password", where=settings.called)
     host, port = settings.address
     tls: dict[str, Any] = {}
     if settings.tls:
